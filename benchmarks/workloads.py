@@ -78,6 +78,21 @@ def build_model(
     return BertForSequenceClassification(config).to(setting.device).train()
 
 
+def build_launch_model(layers: int) -> BertForSequenceClassification:
+    """Make a classifier whose steps take what the host needs to dispatch them: 12 heads of 4, 48 wide."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        intermediate_size=96,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+        num_labels=2,
+    )
+    return BertForSequenceClassification(config).train()
+
+
 # With its sizes, what the configuration of the -base models says.
 _DEBERTA_V3 = {
     "relative_attention": True,

@@ -39,6 +39,7 @@ from attendrop.methods.common.parameters import InitialState as InitialState
 from attendrop.methods.common.parameters import ParameterOverride as ParameterOverride
 from attendrop.methods.common.parameters import WeightMixing as WeightMixing
 from attendrop.methods.common.parameters import pretrained_parameters as pretrained_parameters
+from attendrop.methods.common.plans import DroppedScores as DroppedScores
 from attendrop.methods.common.plans import RandomMaskPlan as RandomMaskPlan
 from attendrop.methods.common.plans import WordPlan as WordPlan
 from attendrop.methods.common.plans import loss_gradients as loss_gradients

@@ -15,6 +15,7 @@ from attendrop.extend import (
     AttentionCall,
     AttentionEdit,
     ComputeLoss,
+    DroppedScores,
     Method,
     MethodInfo,
     Plan,
@@ -70,19 +71,20 @@ class DropBlock(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return RandomMaskPlan(self, context, self._drop)
+        return RandomMaskPlan(self, context, drops=self._drop)
 
-    def _drop(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+    def _drop(self, plan: RandomMaskPlan, call: AttentionCall) -> DroppedScores:
         chances = begin_chances(call, self.p / self.block_rows, self.block_size)
         if self.block_rows == 1:
-            return plan.drop_scores(call, spread(plan.sample(chances, call), self.block_size))
+            return DroppedScores(spread(plan.sample(chances, call), self.block_size))
         batch, heads, queries, keys = call.shape
         shape = (batch, heads, queries + self.block_rows - 1, keys)
-        sampled = uniform(plan.context.key, call.layer.key, shape, plan.origins(call), call.device)
+        names = [layer.key for layer in call.layers]
+        sampled = uniform(plan.context.key, names, shape, plan.origins(call), call.device)
         starts = sampled[:, :, :queries] < chances
         for above in range(1, self.block_rows):  # each row has the blocks that start in it, and in the rows above
             starts |= sampled[:, :, above : above + queries] < chances
-        return plan.drop_scores(call, spread(starts, self.block_size))
+        return DroppedScores(spread(starts, self.block_size))
 
 
 @dataclass(frozen=True)

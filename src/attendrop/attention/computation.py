@@ -13,6 +13,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from attendrop.attention.edits import AttentionEdit, after_drop, any_last, hidden_keys, valid_keys_and_bias
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import pack, unpack
+from attendrop.randomness.device_path import on_cpu
 
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
 _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
@@ -72,7 +73,7 @@ class AttentionComputation:
             output = self._uniform() @ self.value
             output = output.expand(*output.shape[:2], self.shape[2], -1)
         else:
-            output = self._fused(edit.drop)
+            output = self._fused(edit)
         if (weights is not None or edit.constant) and self.valid is not None:
             # For a row without any valid key (left padding under a causal mask), SDPA returns zeros.
             output = output.masked_fill(self._without_keys(self.valid), 0)
@@ -88,14 +89,20 @@ class AttentionComputation:
             return True
         if edit.constant:
             return self.dropout > 0
-        return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
+        return self.softcap is not None or (self.dropout > 0 and on_cpu(self.query.device))
 
-    def _fused(self, drop: Tensor | None) -> Tensor:
+    def _fused(self, edit: AttentionEdit) -> Tensor:
+        drop, ready = edit.drop, edit.ready
+        if ready is not None and self.bias is None:
+            query = self.query if ready.whole is None else self.query.masked_fill(ready.whole, 0)
+            return functional.scaled_dot_product_attention(
+                query, self.key, self.value, attn_mask=ready.additive, dropout_p=self.dropout, scale=self.scale
+            )
         if drop is None or not self._recomputes():
-            return self._scaled_dot_product(drop)
+            return self._scaled_dot_product(edit, drop)
         bits = pack(drop.expand(self.shape))
         return checkpoint(  # type: ignore[no-any-return]
-            lambda *_: self._scaled_dot_product(unpack(*bits)),
+            lambda *_: self._scaled_dot_product(edit, unpack(*bits)),
             self.query,
             self.key,
             self.value,
@@ -108,8 +115,8 @@ class AttentionComputation:
         queries, keys, width = *self.shape[2:], self.query.shape[-1]
         return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
 
-    def _scaled_dot_product(self, drop: Tensor | None) -> Tensor:
-        query, valid, bias = self._masked(drop)
+    def _scaled_dot_product(self, edit: AttentionEdit, drop: Tensor | None) -> Tensor:
+        query, valid, bias = self._masked(edit, drop)
         mask = valid
         if bias is not None:
             mask = bias if valid is None else bias.masked_fill(hidden_keys(valid, self.valid), -torch.inf)
@@ -120,7 +127,7 @@ class AttentionComputation:
     def _weights(self, edit: AttentionEdit) -> Tensor:
         if edit.constant:
             return self._uniform().expand(self.shape)
-        query, valid, bias = self._masked(edit.drop)
+        query, valid, bias = self._masked(edit, edit.drop)
         scores = (query * self.scale) @ self.key.transpose(-1, -2)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
@@ -149,7 +156,7 @@ class AttentionComputation:
             return ~any_last(valid)
         return self.bias.amax(-1, keepdim=True) == -torch.inf
 
-    def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _masked(self, edit: AttentionEdit, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Apply ``drop`` to query, valid keys and bias.
 
         A row that is dropped whole is made constant by setting its query and its bias to zero and its mask to the valid
@@ -157,6 +164,8 @@ class AttentionComputation:
         """
         if drop is None:
             return self.query, self.valid, self.bias
+        if edit.in_part:
+            return self.query, ~drop if self.valid is None else self.valid & ~drop, self.bias
         kept, whole = after_drop(self.valid, drop)
         bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(whole, 0)
         return self.query.masked_fill(whole, 0), kept, bias

@@ -7,7 +7,7 @@ two ways of computing attention (``computation`` and ``own_softmax``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
@@ -19,6 +19,7 @@ from torch.nn import functional
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import pack, unpack
+from attendrop.randomness.device_path import on_cpu
 
 # A mask hides a key if its entry is this far below the largest of its row. Models write -100 (Swin, beside a learned
 # bias), -10000 or less; exp(-64) is 1e-28, and learned biases, such as T5's, spread over less.
@@ -27,19 +28,41 @@ _HIDDEN_BELOW = 64.0
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of an attention layer: shapes and valid keys.
+    """One call of an attention layer, or of several that are alike: shapes and valid keys.
 
     Attributes:
-        layer: The attention layer.
-        shape: ``(batch, heads, query, key)``.
+        layer: The attention layer; of several, the first.
+        shape: ``(batch, heads, query, key)``; of several layers, the sequences of one come after those of another.
         valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
         device: Device of the scores.
+        dtype: What the kernel computes in, and takes an additive mask in.
+        stack: The layers, if there are several.
     """
 
     layer: AttentionLayer
     shape: tuple[int, int, int, int]
     valid: Tensor | None
     device: torch.device
+    dtype: torch.dtype = torch.float32
+    stack: tuple[AttentionLayer, ...] = ()
+
+    @property
+    def layers(self) -> tuple[AttentionLayer, ...]:
+        """The layers of the call."""
+        return self.stack or (self.layer,)
+
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Split what a call of several layers computes, ``(batch, ...)``, into their parts."""
+        return tensor.reshape(len(self.layers), -1, *tensor.shape[1:]).unbind()
+
+    def stacked(self, layers: Sequence[AttentionLayer]) -> AttentionCall:
+        """Make one call of several layers that are called like this one."""
+        if len(layers) == 1:
+            return self
+        shape, valid = (len(layers) * self.shape[0], *self.shape[1:]), self.valid
+        if valid is not None and len(valid) > 1:
+            valid = valid.repeat(len(layers), 1, 1, 1)
+        return replace(self, layer=layers[0], shape=shape, valid=valid, stack=tuple(layers))
 
     def origins(self) -> Tensor:
         """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
@@ -79,7 +102,7 @@ class DropoutDraws:
 
     def dropout(self, weights: Tensor, p: float) -> Tensor:
         """Compute ``functional.dropout(weights, p)``."""
-        if weights.device.type != "cpu" or not 0 < p < 1:
+        if not on_cpu(weights.device) or not 0 < p < 1:
             return functional.dropout(weights, p)
         key = torch.get_rng_state().numpy().tobytes(), weights.shape, p
         if key in self._kept:
@@ -123,12 +146,46 @@ class _Edit:
 
 
 @dataclass(frozen=True)
+class ReadyMask:
+    """What dropped positions make of a model's mask, made for many layers at once: a layer adds it to its scores.
+
+    Attributes:
+        additive: ``(batch, heads, query, key)``, minus infinity at hidden and at dropped keys, in the dtype of the
+            computation. Rows of keys begin at multiples of 16 elements, as fused kernels want them.
+        whole: The rows that are dropped whole, ``(batch, heads, query, 1)``, whose keys are all equal; None if no row
+            can be.
+    """
+
+    additive: Tensor
+    whole: Tensor | None
+
+    @classmethod
+    def of(cls, call: AttentionCall, drop: Tensor, *, whole_rows: bool) -> ReadyMask:
+        """Make the mask of a call; ``drop`` is at valid keys only. ``whole_rows``: whether it can take a whole row."""
+        whole = None
+        if whole_rows:
+            kept, whole = after_drop(call.valid, drop)
+        else:
+            kept = ~drop if call.valid is None else call.valid ^ drop
+        width = -(-call.shape[3] // 16) * 16
+        additive = torch.zeros(*call.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
+        return cls(additive.masked_fill_(~kept, -torch.inf), whole)
+
+    def split(self, call: AttentionCall) -> list[ReadyMask]:
+        """Split the mask of several layers into theirs."""
+        whole = [None] * len(call.layers) if self.whole is None else call.split(self.whole)
+        return [ReadyMask(*parts) for parts in zip(call.split(self.additive), whole, strict=True)]
+
+
+@dataclass(frozen=True)
 class AttentionEdit(_Edit):
     """Changes in one call of an attention layer.
 
     Attributes:
         drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
             whose valid keys are all dropped attends to all of them equally.
+        in_part: No row is dropped whole by ``drop``, so that those need not be found.
+        ready: What ``drop`` makes of the model's mask, if that was computed before; it does not change the result.
         weights: Function that replaces the attention weights, after softmax and the model's own dropout.
         constant: Every row attends equally to its valid keys (Eq. 4 of Wu et al., 2021), as if all were dropped;
             queries and keys are not multiplied. The model's own dropout acts on the equal weights.
@@ -142,9 +199,12 @@ class AttentionEdit(_Edit):
 
     combine: ClassVar = {"drop": partial(reduce, torch.logical_or), "constant": any, "draws": itemgetter(0)}
     combine |= dict.fromkeys(("weights", "output", "inputs"), chain)
+    combine |= {"ready": lambda _: None, "in_part": lambda _: False}
     combine |= {"values": lambda functions: lambda values: [function(values) for function in functions]}
 
     drop: Tensor | None = None
+    in_part: bool = False
+    ready: ReadyMask | None = None
     weights: Callable[[Tensor], Tensor] | None = None
     constant: bool = False
     output: Callable[[Tensor], Tensor] | None = None
@@ -200,12 +260,14 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
         if len(values) > 1 and name not in edits[0].combine:
             raise AttendropError(f"Two methods edit the same layer, and {name!r} does not combine; use one of them.")
         merged[name] = values[0] if len(values) == 1 else edits[0].combine[name](values)
+    if sum("drop" in found for found in given) > 1:
+        merged |= {name: edits[0].combine[name]([]) for name in ("in_part", "ready")}  # which hold for one alone
     return type(edits[0])(**merged)
 
 
 def any_last(mask: Tensor) -> Tensor:
     """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask; by the byte maximum a CPU is several times faster."""
-    if mask.device.type != "cpu":
+    if not on_cpu(mask.device):
         return mask.any(-1, keepdim=True)
     return mask.contiguous().view(torch.uint8).amax(-1, keepdim=True).bool()
 

@@ -188,7 +188,8 @@ def _follow(
     if layer is None or not plan.wants(layer):
         return None
     computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
-    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, computation.query.device))
+    query = computation.query
+    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, query.device, query.dtype))
     return None if edit is None else computation.attend(edit)
 
 

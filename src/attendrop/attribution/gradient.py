@@ -60,8 +60,9 @@ def gradient_attribution(
             withholds the labels.
         forward: Runs the pass with a plan, and returns its outputs, such as the ``loss`` of a trainer; by default the
             model itself on ``inputs``.
-        keep: Returns what to keep of each layer's attribution, which has the shape of the units, in float32 or better.
-            Attributions are computed one after the other, so that those of all layers need not exist at once.
+        keep: Returns what to keep of the attributions in a call of a layer, or of several, for each of its layers; they
+            have the shape of the units, in float32 or better. They are computed one after the other, so that those of
+            all layers need not exist at once.
         draws: Draws of the model's attention dropout, shared with a later pass.
 
     Returns:
@@ -77,7 +78,7 @@ def gradient_attribution(
 
         def receive(call: AttentionCall, gradient: Tensor) -> None:
             finite.append(is_finite(gradient))
-            kept[call.layer.key] = keep(call, gradient)
+            kept.update(zip([layer.key for layer in call.layers], keep(call, gradient), strict=True))
 
         plan = GradientPlan(attention_layers, receive, units, draws)
         with isolated_pass(adapter.model), torch.enable_grad():
@@ -111,7 +112,7 @@ def attention_attribution(
 
     def receive(call: AttentionCall, weights: Tensor) -> None:
         finite.append(is_finite(weights))
-        kept[call.layer.key] = keep(call, weights)
+        (kept[call.layer.key],) = keep(call, weights)
 
     with torch.no_grad(), forked_rng(adapter.model):
         adapter.forward(inputs, RecordPlan(attention_layers, receive, draws=draws))
@@ -194,8 +195,9 @@ def integrated_gradient_attribution(
             total: dict[str, Tensor] = {}
 
             def add(weight: float, call: AttentionCall, gradient: Tensor) -> None:
-                key = call.layer.key
-                total[key] = total[key].add_(gradient, alpha=weight) if key in total else gradient * weight
+                for layer, own in zip(call.layers, keep_all(call, gradient), strict=True):
+                    key = layer.key
+                    total[key] = total[key].add_(own, alpha=weight) if key in total else own * weight
 
             for group in groups:
                 for alpha, weight in quadrature_nodes(rule, steps):
@@ -205,7 +207,7 @@ def integrated_gradient_attribution(
             return total if all_finite(total.values()) else None
 
         integrals = first_finite(integral, adapter.model)
-    return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key)) for key in [layer.key for layer in ran]}
+    return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key))[0] for key in [layer.key for layer in ran]}
 
 
 def quadrature_nodes(rule: str, steps: int) -> list[tuple[float, float]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +16,50 @@ from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import gradients_of, upcast
+from attendrop.randomness.candidates import at_once
 
 Kept = TypeVar("Kept")
-# Called with a layer's call and its attribution as soon as this is known; returns what is kept of it.
-Keep = Callable[[AttentionCall, Tensor], Kept]
-# Called with a layer's call, and its units or their gradient.
+# Called with the call of a layer, or of several, and its attribution as soon as this is known; returns what is kept of
+# each of the layers.
+Keep = Callable[[AttentionCall, Tensor], Sequence[Kept]]
+# Called with the call of a layer, or of several, and its units or their gradient.
 Receive = Callable[[AttentionCall, Tensor], None]
 
 
-def keep_all(call: AttentionCall, attribution: Tensor) -> Tensor:
-    """Keep an attribution as it is: a :data:`Keep`."""
-    return attribution
+def keep_all(call: AttentionCall, attribution: Tensor) -> Sequence[Tensor]:
+    """Keep attributions as they are: a :data:`Keep`."""
+    return call.split(attribution)
+
+
+class SeenLayer(NamedTuple):
+    """A layer of a pass: its call, the outputs of its heads or their gradient, and its values."""
+
+    call: AttentionCall
+    output: Tensor
+    value: Tensor
+
+
+def stacks(seen: Iterable[SeenLayer]) -> list[list[SeenLayer]]:
+    """Group layers that are called alike: of small ones on a GPU as many as are handled together, else each alone."""
+    found: list[list[SeenLayer]] = []
+    latest: dict[Any, list[SeenLayer]] = {}
+    for each in seen:
+        call = each.call
+        alike = call.layer.kind, id(call.valid), call.shape, each.output.shape
+        group = latest.get(alike)
+        if group is None or (len(group) + 1) * math.prod(call.shape) > at_once(call.device):
+            found.append(group := [])
+            latest[alike] = group
+        group.append(each)
+    return found
+
+
+def stacked(group: Sequence[SeenLayer]) -> SeenLayer:
+    """Make one of the layers of a group."""
+    if len(group) == 1:
+        return group[0]
+    call = group[0].call.stacked([each.call.layer for each in group])
+    return SeenLayer(call, torch.cat([each.output for each in group]), torch.cat([each.value for each in group]))
 
 
 class ObservePlan(Plan):
@@ -72,14 +106,13 @@ class GradientPlan(ObservePlan):
 
     The gradient with respect to the weights follows from that with respect to the output of the heads, ``O = A V``:
     ``dF/dA = dF/dO V^T``. So layers run fused kernels where they would otherwise, and only one gradient of the size of
-    ``A`` exists at a time.
+    ``A`` exists at a time; on a GPU, those of several small layers, in one tensor.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # For each layer of a pass: its call, the outputs of its heads, as a node of the graph, and its values; None
-        # once differentiated.
-        self._seen: dict[str, tuple[AttentionCall, Tensor, Tensor]] | None = {}
+        # The layers of a pass, with the outputs of their heads as nodes of the graph; None once differentiated.
+        self._seen: dict[str, SeenLayer] | None = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         values: list[Tensor] = []
@@ -96,15 +129,19 @@ class GradientPlan(ObservePlan):
         """
         assert self._seen is not None
         seen, self._seen = self._seen, None
-        gradients = gradients_of(total * factor, list(seen), [output for _, output, _ in seen.values()])
-        for key in list(seen):
-            (call, _, value), gradient = seen.pop(key), upcast(gradients.pop(key)) / factor
+        gradients = gradients_of(total * factor, list(seen), [each.output for each in seen.values()])
+        groups = stacks(each._replace(output=gradients[key]) for key, each in seen.items())
+        seen, gradients = {}, {}
+        for group in groups:
+            call, gradient, value = stacked(group)
+            group.clear()  # frees the gradients
+            gradient = upcast(gradient) / factor
             self.receive(call, gradient if self.units == "hidden" else by_weights(call, gradient, value))
 
     def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
         node = output if output.requires_grad else output.detach().requires_grad_()
         if self._seen is not None:  # activation checkpointing runs layers again
-            self._seen[call.layer.key] = call, node, value.detach()
+            self._seen[call.layer.key] = SeenLayer(call, node, value.detach())
         # Some models run some layers without gradients: nothing depends on their units.
         return node if torch.is_grad_enabled() else output
 
@@ -114,9 +151,9 @@ def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tenso
 
     The gradient with respect to the output of the heads, ``dL/dO``, exists in its backward pass anyway; the edit
     changes nothing. Under activation checkpointing a layer runs twice: the gradient is that of the first run, and the
-    values those of the second. ``receive`` is called with ``dL/dO`` in float32 or better, ``(batch, query, heads,
-    dim)``, and the values, ``(batch, heads, key, dim)``, as soon as they are known; several times if a method
-    differentiates the pass earlier, the last time for the loss.
+    values those of the second. ``receive`` is called with ``dL/dO``, ``(batch, query, heads, dim)``, and the values,
+    ``(batch, heads, key, dim)``, as soon as they are known; several times if a method differentiates the pass earlier,
+    the last time for the loss.
     """
     values: list[Tensor] = []
 
@@ -132,7 +169,7 @@ def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tenso
 
     def hand_over(gradient: Tensor) -> None:
         with torch.no_grad():
-            receive(upcast(gradient), values[0])
+            receive(gradient, values[0])
 
     return AttentionEdit(values=see_values, output=see_output)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import DropoutDraws, merge_edits
+from attendrop.attention.edits import DropoutDraws
+from attendrop.attention.plan import CombinedPlan
 from attendrop.attribution.gradient import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
+from attendrop.attribution.recording import keep_all
 from attendrop.extend import (
     LAYERS,
     SWITCH,
@@ -20,6 +22,7 @@ from attendrop.extend import (
     AttentionEdit,
     AttentionLayer,
     Batch,
+    DroppedScores,
     Method,
     MethodInfo,
     MethodState,
@@ -233,18 +236,54 @@ class ADDropState(MethodState):
     def plan(self, context: StepContext) -> Plan:
         method = self.method
         if self.setting.attribution == "random":  # each position or hidden unit is a candidate with probability p
-            share = self.setting.p * method.q
-            return RandomMaskPlan(method, context, lambda plan, call: self.drop(plan, call, share))
+            return self.dropping(context, self.setting.p * method.q)
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()  # the model's own dropout, the same in the attribution pass and in this one
-        candidates = self._attribute(context, attention_layers, draws)
+        by_layer = self._attribute(context, attention_layers, draws)
+
+        def candidates(call: AttentionCall) -> Candidates:
+            found = [by_layer[layer.key] for layer in call.layers]
+            signal, rows = torch.cat([each.signal for each in found]), call.valid_queries()
+            signal = signal if rows is None else signal & rows
+            return Candidates(lambda: torch.cat([each.mask() for each in found]), signal)
+
+        return self.dropping(context, method.q, candidates, keys=by_layer.keys(), draws=draws)
+
+    def dropping(
+        self,
+        context: StepContext,
+        q: float,
+        candidates: Callable[[AttentionCall], Candidates | None] | None = None,
+        *,
+        keys: Collection[str] | None = None,
+        draws: DropoutDraws | None = None,
+    ) -> RandomMaskPlan:
+        """Make the plan that drops with probability ``q``: any positions or units, or the candidates of a call."""
+
+        def drops(plan: RandomMaskPlan, call: AttentionCall) -> DroppedScores | None:
+            if candidates is None:
+                return DroppedScores(plan.sample(q, call), draws=draws)
+            found = candidates(call)
+            if found is None:
+                return None
+            return DroppedScores(found.mask() & plan.sample(q, call), found.signal, found.whole_rows, draws)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            found, rows = candidates[call.layer.key], call.valid_queries()
-            rows = found.signal if rows is None else found.signal & rows
-            return replace(self.drop(plan, call, method.q, found, rows), draws=draws)
+            found = None if candidates is None else candidates(call)
+            if candidates is not None and found is None:  # no possible units
+                context.report(call.layer.key, *torch.zeros(2, device=call.device))
+                return AttentionEdit()
 
-        return RandomMaskPlan(method, context, make, candidates.keys())
+            def sample(units: int) -> Tensor:
+                sampled = plan.sample_hidden(q, call, units)
+                return sampled if found is None else found.mask() & sampled
+
+            edit = plan.without_units(call, sample, _scaled_up, None if found is None else found.signal)
+            return replace(edit, draws=draws)
+
+        if self.method.units == "attention":
+            return RandomMaskPlan(self.method, context, keys=keys, drops=drops)
+        return RandomMaskPlan(self.method, context, make, keys)
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
@@ -252,9 +291,9 @@ class ADDropState(MethodState):
         """Find the candidates of each layer, as packed bits: about a thirtieth of the attribution's memory."""
         method, region = self.method, self.region(context)
 
-        def keep(call: AttentionCall, attribution: Tensor) -> Candidates:
-            found = region(call, attribution)
-            return Candidates(kept(found.mask), found.signal)
+        def keep(call: AttentionCall, attribution: Tensor) -> list[Candidates]:
+            parts = (keep_all(call, part) for part in region(call, attribution))
+            return [Candidates(kept(mask), signal) for mask, signal in zip(*parts, strict=True)]
 
         if self.setting.attribution == "attention":
             return attention_attribution(context.adapter, context.inputs, attention_layers, keep=keep, draws=draws)
@@ -287,30 +326,12 @@ class ADDropState(MethodState):
 
         return region
 
-    def drop(
-        self,
-        plan: RandomMaskPlan,
-        call: AttentionCall,
-        q: float,
-        candidates: Candidates | None = None,
-        rows: Tensor | None = None,
-    ) -> AttentionEdit:
-        """Drop candidates, or any positions or units, with probability ``q``; report the fraction of ``rows``."""
-        if self.method.units == "attention":
-            sampled = plan.sample(q, call)
-            return plan.drop_scores(call, sampled if candidates is None else candidates.mask() & sampled, rows)
 
-        def sample(units: int) -> Tensor:
-            sampled = plan.sample_hidden(q, call, units)
-            return sampled if candidates is None else candidates.mask() & sampled
-
-        def scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
-            """Set hidden units to zero, and rescale the other units of the token by total / kept units."""
-            kept, exact = ~drop, torch.promote_types(hidden.dtype, torch.float32)
-            scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True, dtype=exact).clamp(min=1)
-            return hidden * (kept * scale).to(hidden.dtype)
-
-        return plan.without_units(call, sample, scaled_up, rows)
+def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
+    """Set hidden units to zero, and rescale the other units of the token by total / kept units."""
+    kept, exact = ~drop, torch.promote_types(hidden.dtype, torch.float32)
+    scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True, dtype=exact).clamp(min=1)
+    return hidden * (kept * scale).to(hidden.dtype)
 
 
 class RecordedState(ADDropState):
@@ -334,18 +355,13 @@ class RecordedState(ADDropState):
             if recorder.without_signal is not None:
                 context.note("without_signal", recorder.without_signal)
 
-        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            edits = []
-            found = row_pass.candidates(call) if drops else None
-            if found is not None:
-                edits.append(self.drop(plan, call, method.q, found, found.signal))
-            elif drops:  # no possible positions, so nothing is dropped
-                context.report(call.layer.key, *torch.zeros(2, device=call.device))
-            if records:
-                edits.append(recorder.recording(row_pass, call, lambda *given: region(*given).mask))
-            return merge_edits(edits) or AttentionEdit()
-
-        return RandomMaskPlan(method, context, make)
+        plans: list[Plan] = []
+        if drops:
+            plans.append(self.dropping(context, method.q, row_pass.candidates))
+        if records:
+            layers = method.selected_layers(context.adapter.attention_layers)
+            plans.append(recorder.recording(row_pass, layers, lambda *given: region(*given).mask))
+        return plans[0] if len(plans) == 1 else CombinedPlan(plans)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         self.recorder.choose()

@@ -16,7 +16,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,9 @@ from torch.nn import functional
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attribution.recording import by_weights, training_gradient_edit
+from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import upcast
+from attendrop.attribution.recording import SeenLayer, by_weights, stacked, stacks, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.randomness.candidates import at_once, pack, unpack
@@ -50,10 +52,17 @@ _ROWS_AT_A_TIME = 64
 
 
 class Candidates(NamedTuple):
-    """Candidates of one layer: a function that reads their mask, and the rows with signal, see :class:`Region`."""
+    """Candidates of a call.
+
+    Attributes:
+        mask: Function that reads their mask, ``(batch, heads, query, key)``.
+        signal: The rows with signal, see :class:`Region`.
+        whole_rows: Whether all keys of a row may be candidates: those of a row that was longer when it was recorded.
+    """
 
     mask: Callable[[], Tensor]
     signal: Tensor
+    whole_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,86 +166,98 @@ class RowRecords:
 
 
 class RowPass:
-    """One training pass over some rows: what was recorded of them before, and where they are in its calls."""
+    """One training pass over some rows: what was recorded of them before, and where they are in its calls.
 
-    def __init__(self, records: RowRecords, rows: Sequence[int], units: str, layers: Sequence[AttentionLayer]) -> None:
+    Args:
+        records: The records.
+        rows: Index of each row in the training data.
+        units: ``"attention"`` or ``"hidden"``.
+        tokens: The first token that is not padding, and the number of tokens from there to the last, of each sequence
+            that attention sees; None if only a call can tell.
+        length: Number of tokens of the sequences, with padding.
+    """
+
+    def __init__(
+        self,
+        records: RowRecords,
+        rows: Sequence[int],
+        units: str,
+        tokens: Sequence[tuple[int, int]] | None = None,
+        length: int = 0,
+    ) -> None:
         self.records = records
         self.rows = rows
         self.hidden = units == "hidden"
-        self._layers = layers
-        self._candidates: dict[tuple[str, tuple[int, ...]], Candidates | None] = {}  # by layer and shape of the call
-        self._spans: dict[str, tuple[tuple[Any, ...], Spans]] = {}
+        self._tokens, self._length = tokens, length
+        self._spans: dict[tuple[str, int, int, int], Spans] = {}  # by kind, and by shape without heads
 
     def candidates(self, call: AttentionCall) -> Candidates | None:
-        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
-        if (call.layer.key, call.shape) not in self._candidates:
-            found: dict[str, Candidates | None] = {call.layer.key: None, **self._recorded(call)}
-            self._candidates |= {(layer, call.shape): own for layer, own in found.items()}
-        return self._candidates[call.layer.key, call.shape]
-
-    def _recorded(self, call: AttentionCall) -> dict[str, Candidates]:
-        """Put the masks of the rows where the rows are in a call, for all layers that are like the call's."""
-        sequences, of_layers = call.shape[0] // len(self.rows), dict[str, list[RowMask | None]]()
-        for layer in self._layers:
-            if layer.kind == call.layer.kind and (layer.key, call.shape) not in self._candidates:
-                names = [_name(layer.key, part) for part in range(sequences)]
-                of_layers[layer.key] = [self.records.rows.get(row, {}).get(name) for row in self.rows for name in names]
-        shapes = {
-            key: next(((mask.bits.shape, mask.keys) for mask in masks if mask is not None), None)
-            for key, masks in of_layers.items()
-        }
-        shape = shapes.get(call.layer.key)
+        """Return the recorded candidates of a call; None if no row has any."""
+        batch = call.shape[0] // len(call.layers)
+        parts = range(batch // len(self.rows))
+        of_rows = [self.records.rows.get(row, {}) for row in self.rows]
+        masks = [own.get(_name(layer.key, part)) for layer in call.layers for own in of_rows for part in parts]
+        shape = next(((mask.bits.shape[0], mask.keys) for mask in masks if mask is not None), None)
         if shape is None:
-            return {}
-        ((heads, _, _), keys), like = shape, [key for key, own in shapes.items() if own == shape]
-        width, spans = keys if self.hidden else call.shape[3], self.spans(call)
+            return None
+        (heads, keys), spans = shape, list(self.spans(call)) * len(call.layers)
+        width = keys if self.hidden else call.shape[3]
         # From pinned memory the host need not wait for the copy.
-        bits = torch.zeros(
-            (len(like), call.shape[0], heads, call.shape[2], _bytes(width)),
-            dtype=torch.uint8,
-            pin_memory=call.device.type == "cuda",
-        )
-        for of_layer, key in zip(bits.numpy(), like, strict=True):
-            for of_row, mask, (query, queries, _, keys_of_row) in zip(of_layer, of_layers[key], spans, strict=True):
-                if mask is not None:
-                    own = mask.bits if self.hidden else mask.of_keys(keys_of_row)
-                    rows = min(queries, own.shape[1])
-                    of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
+        pinned = call.device.type == "cuda"
+        bits = torch.zeros((len(masks), heads, call.shape[2], _bytes(width)), dtype=torch.uint8, pin_memory=pinned)
+        whole_rows = False
+        for of_row, mask, (query, queries, _, keys_of_row) in zip(bits.numpy(), masks, spans, strict=True):
+            if mask is not None:
+                own = mask.bits if self.hidden else mask.of_keys(keys_of_row)
+                rows = min(queries, own.shape[1])
+                of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
+                whole_rows = whole_rows or mask.keys > keys_of_row
         bits = bits.to(call.device, non_blocking=True)
-        signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans]
-        if 8 * bits.numel() <= at_once(call.device):
-            masks = _unpacked(bits, by, width)
-            reads: list[Callable[[], Tensor]] = [partial(masks.__getitem__, i) for i in range(len(like))]
-        else:
-            reads = [partial(_unpacked, each, by, width) for each in bits]
-        return {key: Candidates(read, own) for key, read, own in zip(like, reads, signal, strict=True)}
+        signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans[:batch]]
+
+        def read() -> Tensor:
+            masks = unpack(bits.view(-1), (len(call.layers), batch, *bits.shape[1:3], 8 * bits.shape[3]))
+            return _moved(masks, by)[..., :width].flatten(0, 1)
+
+        return Candidates(read, signal, whole_rows)
 
     def spans(self, call: AttentionCall) -> Spans:
-        """Find where each sequence is in a call, read once for all layers of a kind, which share their mask."""
-        known, spans = self._spans.get(call.layer.kind, ((), ()))
-        if known and known[0] is call.valid and known[1] == call.shape:
-            return spans
-        batch, _, queries, keys = call.shape
-        if call.valid is None:
-            spans = [(0, queries, 0, keys)] * batch
-        else:
-            seen = call.valid.any(1).any(1).expand(batch, -1).int()
-            first, count = seen.argmax(-1), keys - seen.flip(-1).argmax(-1) - seen.argmax(-1)
-            of_keys = torch.stack([first, count], -1).tolist()
+        """Find where each sequence is in a call of a layer, or of several; read once for all layers of a kind."""
+        batch, (_, _, queries, keys) = call.shape[0] // len(call.layers), call.shape
+        place = (call.layer.kind, batch, queries, keys)
+        if place not in self._spans:
             own = call.layer.kind != "cross" and queries == keys
-            spans = [(*(found if own else (0, queries)), *found) for found in map(tuple, of_keys)]
-        self._spans[call.layer.kind] = ((call.valid, call.shape), spans)
-        return spans
+            if call.valid is None:
+                tokens: Sequence[tuple[int, int]] = [(0, keys)] * batch
+            elif self._tokens is not None and own and (batch, keys) == (len(self._tokens), self._length):
+                tokens = self._tokens
+            else:
+                tokens = _tokens(call.valid[:batch].any(1).any(1).expand(batch, -1)).tolist()
+            self._spans[place] = [(*((first, count) if own else (0, queries)), first, count) for first, count in tokens]
+        return self._spans[place]
 
 
-class _Gradient(NamedTuple):
-    """What the backward pass hands over of a layer: see :func:`training_gradient_edit`."""
+def _tokens(seen: Tensor) -> Tensor:
+    """Find the first token that is seen, and the number of tokens to the last, ``(sequences, 2)``."""
+    first = seen.int().argmax(-1)
+    return torch.stack([first, seen.shape[1] - seen.int().flip(-1).argmax(-1) - first], -1)
 
-    of: RowPass
-    call: AttentionCall
-    choose: Choose
-    gradient: Tensor
-    value: Tensor
+
+class _RecordingPlan(Plan):
+    """Plan that changes nothing, and hands the gradients of layers to a recorder when the pass is differentiated."""
+
+    def __init__(self, recorder: Recorder, row_pass: RowPass, layers: Sequence[AttentionLayer], choose: Choose) -> None:
+        super().__init__()
+        self.layer_keys = {layer.key for layer in layers}
+        self._recorder, self._pass, self._choose = recorder, row_pass, choose
+        self._edits: dict[str, AttentionEdit] = {}
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        if call.layer.key not in self._edits:
+            self._pass.spans(call)  # here the host waits for the device for less long than in the backward pass
+            add = partial(self._recorder.add, self._pass, call, self._choose)
+            self._edits[call.layer.key] = training_gradient_edit(call, add)
+        return self._edits[call.layer.key]
 
 
 class _Chosen(NamedTuple):
@@ -275,7 +296,7 @@ class Recorder:
         """Forget all records, those of the present step too."""
         self.records.clear()
         self.without_signal: float | None = None
-        self._gradients: list[_Gradient] = []
+        self._gradients: dict[tuple[RowPass, Choose], list[SeenLayer]] = {}
         self._chosen: list[_Chosen] = []
         self._kept = 0  # number of entries in _chosen from earlier micro-batches
         self._step: tuple[int, int] | None = None  # of the last pass, and the micro-batch; None since the last flush
@@ -287,59 +308,62 @@ class Recorder:
                 "Recorded attributions need to know the rows of a batch: compute the loss by reg.loss(batch, "
                 "rows=indices), with the index of each row in the training data."
             )
-        rows: list[int] = context.batch[ROW_INDEX].tolist()
-        if number_of_rows(context.batch) != len(rows):
+        index: Tensor = context.batch[ROW_INDEX]
+        if number_of_rows(context.batch) != len(index):
             raise AttendropError(
-                f"The data collator made {number_of_rows(context.batch)} rows of {len(rows)}, so recorded attributions "
-                "cannot be assigned to rows; have it keep the number of rows, or use attribution='gradient'."
+                f"The data collator made {number_of_rows(context.batch)} rows of {len(index)}, so recorded "
+                "attributions cannot be assigned to rows; have it keep the number of rows, or use "
+                "attribution='gradient'."
             )
         if self.processes.world_size > 1 and context.epoch is None:
             raise AttendropError("Processes exchange records at the start of an epoch: call set_epoch(epoch) for each.")
         step = (context.key.step, context.key.first)
+        # The host waits for the device once, for the rows, their tokens, and what the last step chose.
+        two_stacks = getattr(getattr(context.model, "config", None), "is_encoder_decoder", False)
+        mask = None if two_stacks else context.inputs.get("attention_mask")
+        mask = mask.flatten(0, -2) if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
+        wanted = index.long()
+        if mask is not None:
+            wanted = torch.cat([wanted.to(mask.device, non_blocking=True), _tokens(mask != 0).flatten()])
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
-            self.flush()
+            read = self.flush(wanted)
+        else:
+            read = wanted.tolist()
+        rows, tokens = read[: len(index)], read[len(index) :]
         if step == self._step:  # of a method's several passes, the one differentiated last is recorded
-            self._gradients, self._chosen = [], self._chosen[: self._kept]
+            self._gradients, self._chosen = {}, self._chosen[: self._kept]
         else:
             self.choose()
             self._step, self._kept = step, len(self._chosen)
         if context.epoch != self.epoch:
             self.epoch = context.epoch
             self.exchange()
-        return RowPass(self.records, rows, units, context.adapter.attention_layers)
+        if mask is None:
+            return RowPass(self.records, rows, units)
+        return RowPass(self.records, rows, units, list(zip(tokens[::2], tokens[1::2], strict=True)), mask.shape[1])
 
-    def recording(self, row_pass: RowPass, call: AttentionCall, choose: Choose) -> AttentionEdit:
-        """Return the edit that records the candidates of a layer when the pass is differentiated.
+    def recording(self, row_pass: RowPass, layers: Sequence[AttentionLayer], choose: Choose) -> Plan:
+        """Return the plan that records the candidates of some layers when the pass is differentiated.
 
         A GPU chooses the candidates of several small layers at once. If rows are repeated (copies are adjacent), the
         first copy is recorded. Where gradients are not finite, as in a step that a float16 scaler skips, the previous
         record is kept.
         """
-        row_pass.spans(call)  # here the host waits for the device for less long than in the backward pass
+        return _RecordingPlan(self, row_pass, layers, choose)
 
-        def add(gradient: Tensor, value: Tensor) -> None:
-            self._gradients.append(_Gradient(row_pass, call, choose, gradient, value))
-            if sum(math.prod(each.call.shape) for each in self._gradients) > at_once(call.device):
-                self.choose()
-
-        return training_gradient_edit(call, add)
+    def add(self, row_pass: RowPass, call: AttentionCall, choose: Choose, gradient: Tensor, value: Tensor) -> None:
+        """Add the gradient of the heads' outputs of a layer, and its values."""
+        self._gradients.setdefault((row_pass, choose), []).append(SeenLayer(call, gradient, value))
+        added = (each.call.shape for of_pass in self._gradients.values() for each in of_pass)
+        if sum(map(math.prod, added)) > at_once(call.device):
+            self.choose()
 
     def choose(self) -> None:
         """Choose the candidates by the gradients that were added. They stay on their device."""
-        like: dict[Any, list[_Gradient]] = {}
-        for each in self._gradients:
-            shapes = each.call.shape, each.gradient.shape
-            like.setdefault((id(each.of), each.call.layer.kind, id(each.call.valid), shapes), []).append(each)
-        self._gradients = []
-        for group in like.values():  # layers of one pass and kind, with shape and valid keys in common
-            of, call, choose, gradient, value = group[0]
-            spans, layers = of.spans(call), len(group)
-            if layers > 1:
-                gradient = torch.cat([each.gradient for each in group])
-                value = torch.cat([each.value for each in group])
-                batch = call.shape[0]
-                valid = None if call.valid is None else call.valid.expand(batch, -1, -1, -1).repeat(layers, 1, 1, 1)
-                call = replace(call, shape=(layers * batch, *call.shape[1:]), valid=valid)
+        added, self._gradients = self._gradients, {}
+        for of, choose, group in ((*by, group) for by, seen in added.items() for group in stacks(seen)):
+            layers, (call, gradient, value) = len(group), stacked(group)
+            spans, gradient = of.spans(call), upcast(gradient)
             with torch.no_grad():
                 # The sum is not finite if any number is not.
                 finite, attribution = gradient.reshape(layers, -1).sum(1).isfinite(), -gradient
@@ -351,22 +375,27 @@ class Recorder:
                 mask = functional.pad(mask, (0, -mask.shape[3] % 8))
                 mask = _moved(mask.reshape(layers, -1, *mask.shape[1:]), [-key for _, _, key, _ in spans])
             bits = pack(mask)[0].view(*mask.shape[:-1], -1)
-            self._chosen.append(_Chosen(of.rows, [each.call.layer.key for each in group], bits, spans, finite))
+            self._chosen.append(_Chosen(of.rows, [layer.key for layer in call.layers], bits, spans, finite))
 
-    def flush(self) -> None:
+    def flush(self, wanted: Tensor | None = None) -> list[int]:
         """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
 
-        The next step does so when it begins: at the end of a step, the host would wait for the device.
+        The next step does so when it begins: at the end of a step, the host would wait for the device. It reads
+        ``wanted``, whole numbers, by the way, and returns them.
         """
+        wanted = torch.empty(0, dtype=torch.long) if wanted is None else wanted
         if self._step is None:
-            return
+            return wanted.tolist()
         self.choose()
         chosen, self._chosen, self._kept, self._step = self._chosen, [], 0, None
-        # One copy from the device: the bits, and for each layer whether its gradients are finite.
+        # One copy from the device: the bits, for each layer whether its gradients are finite, and what is wanted.
+        device = chosen[0].bits.device if chosen else wanted.device
         parts = [part for each in chosen for part in (each.bits.view(-1), each.finite.byte())]
-        on_host = iter(torch.split(torch.cat(parts).cpu(), [len(part) for part in parts]) if parts else ())
+        parts.append(wanted.to(device).view(torch.uint8))
+        on_host = iter(torch.split(torch.cat(parts).cpu(), [len(part) for part in parts]))
         found: dict[int, dict[str, RowMask]] = {}
-        for each, flat, finite in zip(chosen, on_host, on_host, strict=True):
+        for each in chosen:
+            flat, finite = next(on_host), next(on_host)
             bits, seen = flat.view(each.bits.shape).numpy(), set[tuple[int, int]]()
             sequences = len(each.spans) // len(each.rows)
             for number, (query, queries, _, keys) in enumerate(each.spans):
@@ -375,13 +404,15 @@ class Recorder:
                     continue
                 seen.add((row, part))
                 own = bits[:, number, :, query : query + queries, : _bytes(keys)].copy()
-                for layer, mask, valid in zip(each.layers, own, finite.tolist(), strict=True):
+                for layer, mask, valid in zip(each.layers, own, finite.numpy(), strict=True):
                     if valid:
                         found.setdefault(row, {})[_name(layer, part)] = RowMask(mask, keys)
         for row, of_layers in found.items():
             self.records.put(row, of_layers)
         empty = sum(not any(mask.bits.any() for mask in of_layers.values()) for of_layers in found.values())
         self.without_signal = empty / len(found) if found else None
+        numbers: list[int] = np.frombuffer(next(on_host).numpy().tobytes(), np.int64).tolist()
+        return numbers
 
     def exchange(self) -> None:
         """Give all processes what each has recorded since the last exchange, some rows at a time."""
@@ -428,9 +459,3 @@ def _moved(masks: Tensor, by: Sequence[int]) -> Tensor:
         to, of = slice(max(0, number), width + min(0, number)), slice(max(0, -number), width - max(0, number))
         found[..., place, :, :, to] = masks[..., place, :, :, of]
     return found
-
-
-def _unpacked(bits: Tensor, by: Sequence[int], keys: int) -> Tensor:
-    """Unpack masks, ``(..., batch, heads, query, bytes)``, and move their keys."""
-    masks = unpack(bits.reshape(-1), (*bits.shape[:-1], 8 * bits.shape[-1]))
-    return _moved(masks, by)[..., :keys]

@@ -21,6 +21,7 @@ from attendrop.extend import (
     Block,
     BlockEdit,
     ConstantAttention,
+    DroppedScores,
     Method,
     MethodInfo,
     Plan,
@@ -73,12 +74,12 @@ class Vanilla(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
+        if self.where == "scores":
+            return RandomMaskPlan(self, context, drops=lambda plan, call: DroppedScores(plan.sample(self.p, call)))
         scale = 1 / (1 - self.p)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             drop = plan.sample(self.p, call)
-            if self.where == "scores":
-                return plan.drop_scores(call, drop)
             plan.report(call, drop)
             return AttentionEdit(
                 dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale)
@@ -175,10 +176,10 @@ class Scheduler(Method):
             found = found if len(found) > 1 else found * len(attention_layers)
         by_layer = {layer.key: p for layer, p in zip(attention_layers, found, strict=True)}
 
-        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            return plan.drop_scores(call, plan.sample(by_layer[call.layer.key], call))
+        def drops(plan: RandomMaskPlan, call: AttentionCall) -> DroppedScores:
+            return DroppedScores(plan.sample([by_layer[layer.key] for layer in call.layers], call))
 
-        return RandomMaskPlan(self, context, make, by_layer.keys())
+        return RandomMaskPlan(self, context, keys=by_layer.keys(), drops=drops)
 
 
 def _curves(value: Any) -> tuple[tuple[float, ...], ...]:

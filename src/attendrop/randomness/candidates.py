@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from attendrop.randomness.device_path import on_cpu
 
 # Elements of attributions that are ranked at a time: 16 MiB in float32; 128 MiB on a GPU, to launch fewer kernels.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 22, 1 << 25
@@ -21,7 +23,7 @@ _AT_ONCE = 1 << 24
 
 def at_once(device: torch.device) -> int:
     """Return the number of elements of several layers up to which they are handled together; a CPU takes each alone."""
-    return 0 if device.type == "cpu" else _AT_ONCE
+    return 0 if on_cpu(device) else _AT_ONCE
 
 
 def floor_fraction(count: Tensor, fraction: float) -> Tensor:
@@ -29,9 +31,8 @@ def floor_fraction(count: Tensor, fraction: float) -> Tensor:
     return torch.floor(count.double() * fraction + 1e-6).long()
 
 
-@dataclass(frozen=True)
-class Region:
-    """Candidate positions of one attention layer."""
+class Region(NamedTuple):
+    """Candidate positions of one attention layer, or of several."""
 
     mask: Tensor  # (batch, heads, query, key), True at candidates
     signal: Tensor  # (batch, heads, query, 1), True for rows whose attributions are not all equal; others have none
@@ -52,7 +53,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
         direction: ``"high"``, ``"low"`` or ``"magnitude"``.
     """
     # Some sequences at a time: sorting takes several times the memory of what is sorted.
-    at_a_time = _AT_A_TIME if attribution.device.type == "cpu" else _AT_A_TIME_ON_GPU
+    at_a_time = _AT_A_TIME if on_cpu(attribution.device) else _AT_A_TIME_ON_GPU
     sequences = max(1, at_a_time // max(1, attribution[:1].numel()))
     masks = None if valid is None else valid.expand(len(attribution), *valid.shape[1:])
     parts = [
@@ -71,7 +72,7 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
         attribution = attribution.abs()
     length = attribution.shape[-1]
     if valid is None:
-        ordered = _sorted(attribution.clone() if attribution.device.type == "cpu" else attribution)
+        ordered = _sorted(attribution.clone() if on_cpu(attribution.device) else attribution)
         n_valid = torch.full((1, 1, 1, 1), length, device=attribution.device)
     else:
         # On a CPU, adding is much faster than masked_fill.
@@ -95,7 +96,7 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
 
 def _sorted(values: Tensor) -> Tensor:
     """Sort the last dimension, on a CPU in place. There numpy's vectorised sort takes a tenth of torch's time."""
-    if values.device.type != "cpu":
+    if not on_cpu(values.device):
         return values.sort(-1).values
     values = values.detach().contiguous()
     values.numpy().sort(axis=-1)
@@ -109,7 +110,7 @@ def _take(ordered: Tensor, index: Tensor) -> Tensor:
 
 def pack(mask: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Store a boolean mask in an eighth of its memory: its bits, eight in a byte, and its shape."""
-    if mask.device.type == "cpu":
+    if on_cpu(mask.device):
         return torch.from_numpy(np.packbits(mask.contiguous().view(-1).numpy(), bitorder="little")), (*mask.shape,)
     bits = functional.pad(mask.reshape(-1).byte(), (0, -mask.numel() % 8)).view(-1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8), (*mask.shape,)
@@ -117,7 +118,7 @@ def pack(mask: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
     """Restore a mask that :func:`pack` stored."""
-    if bits.device.type == "cpu":
+    if on_cpu(bits.device):
         found = np.unpackbits(bits.numpy(), count=math.prod(shape), bitorder="little")
         return torch.from_numpy(found.view(np.bool_)).view(*shape)
     mask = bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1

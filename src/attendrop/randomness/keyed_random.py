@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attendrop.randomness.device_path import on_cpu
+
 # Samples are 16-bit numbers: a probability is exact to within 2**-17.
 _LEVELS = 1 << 16
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -64,42 +66,43 @@ def _hash(text: str) -> int:
 
 
 def sample_mask(
-    p: float | Tensor,
+    p: float | Sequence[float] | Tensor,
     key: SampleKey,
-    name: str,
+    names: str | Sequence[str],
     shape: tuple[int, int, int, int],
     origins: Tensor,
     device: torch.device,
-    lanes: Tensor | None = None,
 ) -> Tensor:
     """Sample a boolean mask whose elements are True with probability ``p``, independently.
 
     Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch,
-    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on padding, on how
+    its name, ``h``, and of row and column counted from the sequence's origin. So it does not depend on padding, on how
     the global batch is split, or on the device.
 
     Args:
-        p: Probability, in [0, 1], kept to within 2**-17; or a tensor that expands to ``shape``, one for each element.
+        p: Probability, in [0, 1], kept to within 2**-17; or one for each name; or a tensor that expands to ``shape``.
         key: Key of the samples.
-        name: Name of the samples, such as the key of an attention layer.
+        names: Name of the samples, such as the key of an attention layer; or several names of as many sequences each,
+            one after the other, which together take few kernels.
         shape: ``(batch, heads, rows, columns)``.
         origins: ``(batch, 2)``, the first row and column of each sequence that are not padding; values before these are
             undefined.
         device: Where to put the mask.
-        lanes: What :func:`lanes_of_layers` returned for this name, key, shape and these origins, if it was called.
     """
     origins = origins.to(device)
     bound: int | Tensor  # below it is the lower fraction p of the range of lanes
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
     else:
-        bound = round(p * _LEVELS) - _LEVELS // 2
-        if abs(bound) == _LEVELS // 2:
+        each = [round(one * _LEVELS) - _LEVELS // 2 for one in (p if isinstance(p, Sequence) else [p])]
+        bound = each[0]
+        if len(set(each)) > 1:
+            bound = torch.tensor(each).repeat_interleave(shape[0] // len(each)).to(origins.device, non_blocking=True)
+            bound = bound.int().view(-1, 1, 1, 1).expand(shape)
+        elif abs(bound) == _LEVELS // 2:
             return torch.full(shape, bound > 0, device=origins.device)
-    if lanes is not None:
-        return lanes < bound
-    seeds = key.seeds(name, shape[0])
-    if origins.device.type != "cpu":
+    seeds = _seeds(key, names, shape[0])
+    if not on_cpu(origins.device):
         return _lanes(seeds, shape, origins) < bound
     mask = torch.zeros(shape, dtype=torch.bool)
     for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
@@ -107,21 +110,18 @@ def sample_mask(
     return mask
 
 
-def lanes_of_layers(
-    key: SampleKey, names: Sequence[str], shape: tuple[int, int, int, int], origins: Tensor
-) -> dict[str, Tensor]:
-    """Compute what :func:`sample_mask` compares with, for several layers at once, by name: fewer kernels on a GPU."""
-    seeds = [seed for name in names for seed in key.seeds(name, shape[0])]
-    lanes = _lanes(seeds, (len(seeds), *shape[1:]), origins.repeat(len(names), 1))
-    return dict(zip(names, torch.split(lanes, shape[0]), strict=True))
+def _seeds(key: SampleKey, names: str | Sequence[str], batch: int) -> list[int]:
+    """Make the seeds of sequences of one name, or of several."""
+    names = [names] if isinstance(names, str) else names
+    return [seed for name in names for seed in key.seeds(name, batch // len(names))]
 
 
 def uniform(
-    key: SampleKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
+    key: SampleKey, names: str | Sequence[str], shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
 ) -> Tensor:
     """Sample uniform numbers from (0, 1), independently, keyed as :func:`sample_mask`; float32, in steps of 2**-16."""
-    seeds = key.seeds(name, shape[0])
-    if device.type == "cpu":
+    seeds = _seeds(key, names, shape[0])
+    if on_cpu(device):
         found = torch.full(shape, 0.5, dtype=torch.float32)
         for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
             found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
@@ -168,7 +168,7 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
     """
     key = _hash(f"{seed}/{step}/{name}")
     bound = round(p * _LEVELS) - _LEVELS // 2
-    if rows.device.type == "cpu":
+    if on_cpu(rows.device):
         word = np.arange(-(-columns // 4), dtype=np.uint64)
         counters = (rows.numpy().astype(np.uint64)[:, None] << np.uint64(32)) + word
         lanes = _splitmix64_int16(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]

@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_tokens
+from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws, ReadyMask, real_tokens
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.context import LayerCounts, StepContext
 from attendrop.randomness.candidates import at_once, kept
-from attendrop.randomness.keyed_random import SampleKey, lanes_of_layers, sample_mask, uniform
+from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
+
+
+class DroppedScores(NamedTuple):
+    """Scores to drop in a call.
+
+    Attributes:
+        mask: Boolean, broadcastable to the call's shape.
+        rows: The queries whose positions could be dropped, ``(batch, 1 or heads, query, 1)``; None: those that are not
+            padding. The reported fraction is relative to their positions.
+        whole_rows: Whether all valid keys of a query can be dropped.
+        draws: Random numbers of the model's own dropout that passes share.
+    """
+
+    mask: Tensor
+    rows: Tensor | None = None
+    whole_rows: bool = True
+    draws: DropoutDraws | None = None
+
+
+class _LayerEdit(NamedTuple):
+    """What a plan does at a layer: its edit, how to get its mask, and where it is counted that the layer ran."""
+
+    call: AttentionCall
+    edit: AttentionEdit
+    drop: Callable[[], Tensor] | None
+    counts: LayerCounts | None = None
+    place: int = 0
 
 
 class RandomMaskPlan(Plan):
     """Plan that drops at random in the selected layers of a method, and reports the fraction.
 
-    The edit of each layer is made when the layer first runs, and reused when activation checkpointing runs it again.
+    The edit of each layer is made when the layer first runs, and reused when activation checkpointing runs it again. On
+    a GPU, scores to drop are chosen for many layers at once when the first of them runs.
 
     Args:
         method: The method.
         context: The micro-batch.
-        make: Function of this plan and a layer's call that makes the layer's edit, usually by :meth:`drop_scores`,
-            :meth:`without_heads` or :meth:`without_units`. A subclass overrides the method :meth:`make` in its place.
+        make: Function of this plan and a layer's call that makes the layer's edit, usually by :meth:`without_heads` or
+            :meth:`without_units`. A subclass overrides the method :meth:`make` in its place.
         keys: Keys of the layers to act on; None for the layers that the method selects.
+        drops: In place of ``make``: function of this plan and a call, perhaps of several layers, that returns where to
+            drop scores; None drops nothing there.
     """
 
     def __init__(
@@ -37,6 +69,8 @@ class RandomMaskPlan(Plan):
         context: StepContext,
         make: Callable[[RandomMaskPlan, AttentionCall], AttentionEdit] | None = None,
         keys: Collection[str] | None = None,
+        *,
+        drops: Callable[[RandomMaskPlan, AttentionCall], DroppedScores | None] | None = None,
     ) -> None:
         super().__init__()
         self.method = method
@@ -45,24 +79,61 @@ class RandomMaskPlan(Plan):
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
         self.layer_keys = keys
         self._make = make
-        self._edits: dict[str, tuple[AttentionEdit, Callable[[], Tensor] | None]] = {}
+        self._drops = drops
+        self._edits: dict[str, _LayerEdit] = {}
         self._origins: dict[tuple[str, int], tuple[Tensor | None, Tensor]] = {}
-        self._lanes: dict[str, tuple[Tensor, Tensor]] = {}  # of layers that have not run yet, with their origins
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
-        if key not in self._edits:
+        found = self._edits.get(key)
+        if found is None and self._drops is None:
             edit = self.make(call)
             # The masks of all layers stay in memory until the backward pass.
-            self._edits[key] = replace(edit, drop=None), None if edit.drop is None else kept(edit.drop)
+            self._edits[key] = _LayerEdit(
+                call, replace(edit, drop=None), None if edit.drop is None else kept(edit.drop)
+            )
             return edit
-        edit, drop = self._edits[key]
-        return edit if drop is None else replace(edit, drop=drop())
+        if found is None or (
+            found.counts is not None
+            and found.place not in found.counts.ran  # chosen with another layer, which was called in another way
+            and (found.call.shape != call.shape or found.call.valid is not call.valid)
+        ):
+            self._choose(call)
+            found = self._edits[key]
+        edit = found.edit if found.drop is None else replace(found.edit, drop=found.drop())
+        if found.counts is not None and found.place not in found.counts.ran:
+            found.counts.ran.add(found.place)
+            if found.drop is not None and edit.ready is None:
+                self._edits[key] = found._replace(drop=kept(found.drop()))
+        return edit
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         """Make the edit of a layer."""
         assert self._make is not None
         return self._make(self, call)
+
+    def _choose(self, call: AttentionCall) -> None:
+        """Choose what to drop in a layer and, if they are small and on a GPU, in those like it that run after it."""
+        assert self._drops is not None
+        at_a_time, layers = at_once(call.device) // max(1, math.prod(call.shape)), [call.layer]
+        if at_a_time > 1:
+            every = self.context.adapter.attention_layers
+            after = every[every.index(call.layer) + 1 :]
+            layers += [layer for layer in after if layer.kind == call.layer.kind and self.wants(layer)][: at_a_time - 1]
+        stack, names = call.stacked(layers), [layer.key for layer in layers]
+        found = self._drops(self, stack)
+        if found is None:  # nothing can be dropped
+            counts = self.context.report_layers(names, *torch.zeros(2, len(layers), device=call.device))
+            self._edits |= {key: _LayerEdit(call, AttentionEdit(), None, counts, i) for i, key in enumerate(names)}
+            return
+        drop = _at_valid(stack, found.mask)
+        counts = self._report(stack, drop, stack.valid, found.rows)
+        ready: Sequence[ReadyMask | None] = [None] * len(layers)
+        if at_a_time:
+            ready = ReadyMask.of(stack, drop, whole_rows=found.whole_rows).split(stack)
+        for place, (key, mask) in enumerate(zip(names, stack.split(drop), strict=True)):
+            edit = AttentionEdit(in_part=not found.whole_rows, ready=ready[place], draws=found.draws)
+            self._edits[key] = _LayerEdit(call, edit, partial(_itself, mask), counts, place)
 
     # Samples, which depend on the seed, the step and the sequence only.
 
@@ -73,23 +144,18 @@ class RandomMaskPlan(Plan):
             self._origins[key] = call.valid, call.origins()  # with the mask, the number stays its own
         return self._origins[key][1]
 
-    def sample(self, p: float | Tensor, call: AttentionCall) -> Tensor:
-        """Sample each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
-        key, origins = call.layer.key, self.origins(call)
-        if key not in self._lanes and at_once(call.device):
-            of_kind = [layer for layer in self.context.adapter.attention_layers if layer.kind == call.layer.kind]
-            names = [layer.key for layer in of_kind if self.wants(layer) and layer.key not in self._edits]
-            at_a_time = at_once(call.device) // math.prod(call.shape)
-            if key in names[:at_a_time]:
-                lanes = lanes_of_layers(self.context.key, names[:at_a_time], call.shape, origins)
-                self._lanes |= {name: (own, origins) for name, own in lanes.items()}
-        own, of = self._lanes.pop(key, (None, None))
-        own = own if own is not None and of is origins and own.shape == call.shape else None
-        return sample_mask(p, self.context.key, key, call.shape, origins, call.device, own)
+    def sample(self, p: float | Sequence[float] | Tensor, call: AttentionCall) -> Tensor:
+        """Sample each position of each head with probability ``p``, ``(batch, heads, query, key)``.
+
+        ``p`` is one number, one for each layer of the call, or a tensor that expands to that.
+        """
+        names = [layer.key for layer in call.layers]
+        return sample_mask(p, self.context.key, names, call.shape, self.origins(call), call.device)
 
     def uniform(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
-        return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
+        names = [layer.key for layer in call.layers]
+        return uniform(self.context.key, names, call.shape, self.origins(call), call.device)
 
     def uniform_heads(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
@@ -104,10 +170,6 @@ class RandomMaskPlan(Plan):
         return sample_mask(p, self.context.key, call.layer.key, shape, origins, call.device)
 
     # Edits, which report the dropped fraction.
-
-    def drop_scores(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> AttentionEdit:
-        """Drop scores at valid keys where ``drop``, broadcastable to ``call.shape``; ``rows`` as in :meth:`report`."""
-        return AttentionEdit(drop=self.report(call, drop, rows))
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
         """Drop whole heads, ``(batch, heads, 1, 1)``, and multiply the others by ``scale``, broadcastable to these."""
@@ -138,7 +200,7 @@ class RandomMaskPlan(Plan):
             if not sampled:
                 drop, valid = sample(hidden.shape[2] * hidden.shape[3]), call.valid_queries()
                 sampled.append(drop if valid is None else drop & valid)
-                self._report(call, sampled[0], None, rows)
+                self._report(call, sampled[0], None, rows).ran.add(0)
             return act(hidden, sampled[0].view(hidden.shape))
 
         return AttentionEdit(output=output)
@@ -149,19 +211,28 @@ class RandomMaskPlan(Plan):
         The fraction is relative to the positions of ``rows``, the queries that have candidates, ``(batch, 1 or heads,
         query, 1)``; None: those that are not padding.
         """
-        drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
-        self._report(call, drop, call.valid, rows)
+        drop = _at_valid(call, drop)
+        self._report(call, drop, call.valid, rows).ran.add(0)
         return drop
 
-    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> None:
+    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> LayerCounts:
         columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)
         # Summing bytes is faster than summing booleans. Ranking by attention weights gives candidates to padding rows.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
         rows = call.valid_queries() if rows is None else rows
         if rows is None:
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
-        possible = (rows * columns).expand(*drop.shape[:-1], 1).sum()
-        self.context.report(call.layer.key, (dropped * rows).sum(), possible)
+        possible = (rows * columns).expand(*drop.shape[:-1], 1)
+        totals = [each.reshape(len(call.layers), -1).sum(1) for each in (dropped * rows, possible)]
+        return self.context.report_layers([layer.key for layer in call.layers], *totals)
+
+
+def _at_valid(call: AttentionCall, drop: Tensor) -> Tensor:
+    return (drop if call.valid is None else drop & call.valid).expand(call.shape)
+
+
+def _itself(mask: Tensor) -> Tensor:
+    return mask
 
 
 class WordPlan(Plan):

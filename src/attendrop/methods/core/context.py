@@ -107,6 +107,21 @@ class TrainingContext:
     on_rewind: list[Callable[[], None]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class LayerCounts:
+    """Numbers of dropped and of possible units of some layers of a pass.
+
+    Attributes:
+        names: The layers, ``source/layer``.
+        pairs: ``(layers, 2)``.
+        ran: The places of those that have run; the others count nothing.
+    """
+
+    names: Sequence[str]
+    pairs: Tensor
+    ran: set[int] = field(default_factory=set)
+
+
 class RunningStatistics:
     """Statistics of the training passes, kept on their device to avoid synchronization.
 
@@ -123,11 +138,35 @@ class RunningStatistics:
     ) -> None:
         self.passes = passes
         self.active = Counter(active)
-        self.counts = {name: torch.tensor(pair) for name, pair in (counts or {}).items()}
+        # By the names of layers that are counted together, ``(layers, 2)``; what passes have counted since `settle`.
+        self._sums = {(name,): torch.tensor([pair]) for name, pair in (counts or {}).items()}
+        self._pending: list[LayerCounts] = []
         self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
+
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        """Numbers of dropped and of possible units, ``(2,)``, by ``source/layer``."""
+        self._settle()
+        found: dict[str, Tensor] = {}
+        for names, pairs in self._sums.items():
+            for name, pair in zip(names, pairs, strict=True):
+                add_to(found, name, pair)
+        return found
+
+    def count(self, counts: LayerCounts) -> None:
+        """Add the counts of layers, once the pass has shown which of them run."""
+        self._pending.append(counts)
+
+    def _settle(self) -> None:
+        for each in self._pending:
+            if ran := sorted(each.ran):
+                pairs = each.pairs if len(ran) == len(each.names) else each.pairs[ran]
+                add_to(self._sums, tuple(each.names[place] for place in ran), pairs)
+        self._pending = []
 
     def begin(self, acting: Sequence[str]) -> None:
         """Count a pass in which these sources are active."""
+        self._settle()
         self.passes += 1
         self.active.update(acting)
 
@@ -149,9 +188,10 @@ class RunningStatistics:
         for each in (cls(**state) for state in states):
             found.passes += each.passes
             found.active.update(each.active)
-            for sums, others in ((found.counts, each.counts), (found.notes, each.notes)):
-                for name, pair in others.items():
-                    add_to(sums, name, pair)
+            for name, pair in each.counts.items():
+                add_to(found._sums, (name,), pair[None])
+            for name, pair in each.notes.items():
+                add_to(found.notes, name, pair)
         return found
 
     def summary(
@@ -162,12 +202,13 @@ class RunningStatistics:
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
-        known = gather((list(self.counts), list(self.notes)))
+        own_counts = self.counts
+        known = gather((list(own_counts), list(self.notes)))
         # Layers of a kind in the order of their numbers.
         counts = sorted({key for each, _ in known for key in each}, key=lambda key: (key.rstrip(digits), len(key), key))
         notes = sorted({key for _, each in known for key in each})
         pairs = [torch.tensor([self.active[source], self.passes]) for source in sources]
-        pairs += [self.counts.get(key, torch.zeros(2)).cpu() for key in counts]
+        pairs += [own_counts.get(key, torch.zeros(2)).cpu() for key in counts]
         pairs += [self.notes.get(key, torch.zeros(2)).cpu() for key in notes]
         summed = total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else []
         ratios = iter([pair[0] / max(pair[1], 1) for pair in summed])
@@ -186,8 +227,8 @@ class RunningStatistics:
         return found
 
 
-def add_to(sums: dict[str, Tensor], name: str, pair: Tensor) -> None:
-    """Add a pair of numbers to that of a name."""
+def add_to(sums: dict[Any, Tensor], name: Any, pair: Tensor) -> None:
+    """Add a pair of numbers, or several, to those of a name."""
     sums[name] = pair + sums[name].to(pair.device) if name in sums else pair
 
 
@@ -246,7 +287,13 @@ class StepContext:
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""
-        add_to(self.statistics.counts, f"{self.source}/{layer}", torch.stack([dropped, possible]))
+        self.report_layers([layer], dropped[None], possible[None]).ran.add(0)
+
+    def report_layers(self, layers: Sequence[str], dropped: Tensor, possible: Tensor) -> LayerCounts:
+        """Log the fractions of several layers, numbers of units ``(layers,)``: of those that are marked as run."""
+        counts = LayerCounts([f"{self.source}/{layer}" for layer in layers], torch.stack([dropped, possible], -1))
+        self.statistics.count(counts)
+        return counts
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Log a number, averaged over the passes."""
