@@ -33,7 +33,15 @@ METHODS = {
     "AttendOut": AttendOut(),
 }
 # What takes no kernel: allocations and metadata. Views are known by their schema.
-_FREE = ("aten::empty", "aten::detach", "aten::_local_scalar_dense", "aten::lift_fresh", "aten::is_same_size")
+_FREE = (
+    "aten::empty",
+    "aten::detach",
+    "aten::_local_scalar_dense",
+    "aten::lift_fresh",
+    "aten::is_same_size",
+    "aten::promote_types",
+    "aten::_unsafe_view",
+)
 _READS = ("tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 
 

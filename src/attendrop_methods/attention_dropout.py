@@ -127,7 +127,8 @@ class DropAttention(Method):
         if self.unit == "column":
             valid = None if call.valid is None else call.valid.any(-2, keepdim=True)
             call = replace(call, valid=valid)
-            shape, origins = (batch, shape[1], 1, shape[3]), origins * torch.tensor([0, 1], device=call.device)
+            shape = (batch, shape[1], 1, shape[3])
+            origins = None if origins is None else origins * torch.tensor([0, 1], device=call.device)
         chances = begin_chances(call, self.p, self.window)
         return spread(sample_mask(chances, plan.context.key, call.layer.key, shape, origins, call.device), self.window)
 

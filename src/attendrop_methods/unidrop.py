@@ -207,7 +207,8 @@ class _Features(RandomMaskPlan):
         self._queries: dict[str, Tensor] = {}  # first positions by kind
 
     def make(self, call: AttentionCall) -> AttentionEdit:
-        origins, key = self.origins(call), call.layer.key
+        found, key = self.origins(call), call.layer.key
+        origins = torch.zeros(call.shape[0], 2, dtype=torch.long, device=call.device) if found is None else found
         queries, keys = of_rows(origins[:, 0]), of_rows(origins[:, 1])
         self._queries[call.layer.kind] = queries
         if call.layer.kind != "cross":

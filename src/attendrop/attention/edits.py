@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
-from attendrop.randomness.candidates import pack, unpack
+from attendrop.randomness.candidates import any_last, pack, unpack
 from attendrop.randomness.device_path import on_cpu
 
 # A mask hides a key if its entry is this far below the largest of its row. Models write -100 (Swin, beside a learned
@@ -162,14 +162,13 @@ class ReadyMask:
     @classmethod
     def of(cls, call: AttentionCall, drop: Tensor, *, whole_rows: bool) -> ReadyMask:
         """Make the mask of a call; ``drop`` is at valid keys only. ``whole_rows``: whether it can take a whole row."""
-        whole = None
-        if whole_rows:
-            kept, whole = after_drop(call.valid, drop)
-        else:
-            kept = ~drop if call.valid is None else call.valid ^ drop
         width = -(-call.shape[3] // 16) * 16
         additive = torch.zeros(*call.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
-        return cls(additive.masked_fill_(~kept, -torch.inf), whole)
+        if whole_rows:
+            kept, whole = after_drop(call.valid, drop)
+            return cls(additive.masked_fill_(~kept, -torch.inf), whole)
+        hidden = drop if call.valid is None else call.valid <= drop  # not valid, or dropped
+        return cls(additive.masked_fill_(hidden, -torch.inf), None)
 
     def split(self, call: AttentionCall) -> list[ReadyMask]:
         """Split the mask of several layers into theirs."""
@@ -263,13 +262,6 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     if sum("drop" in found for found in given) > 1:
         merged |= {name: edits[0].combine[name]([]) for name in ("in_part", "ready")}  # which hold for one alone
     return type(edits[0])(**merged)
-
-
-def any_last(mask: Tensor) -> Tensor:
-    """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask; by the byte maximum a CPU is several times faster."""
-    if not on_cpu(mask.device):
-        return mask.any(-1, keepdim=True)
-    return mask.contiguous().view(torch.uint8).amax(-1, keepdim=True).bool()
 
 
 def valid_keys_and_bias(

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws, any_last
+from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws
 from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import gradients_of, upcast
-from attendrop.randomness.candidates import at_once
+from attendrop.randomness.candidates import any_last, at_once
 
 Kept = TypeVar("Kept")
 # Called with the call of a layer, or of several, and its attribution as soon as this is known; returns what is kept of
@@ -136,7 +136,11 @@ class GradientPlan(ObservePlan):
             call, gradient, value = stacked(group)
             group.clear()  # frees the gradients
             gradient = upcast(gradient) / factor
-            self.receive(call, gradient if self.units == "hidden" else by_weights(call, gradient, value))
+            if self.units == "attention":
+                if call.valid is not None:  # zero in rows without any valid key; dF/dO is smaller than dF/dA
+                    gradient = torch.where(any_last(call.valid).transpose(1, 2), gradient, 0)
+                gradient = by_weights(gradient, value)
+            self.receive(call, gradient)
 
     def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
         node = output if output.requires_grad else output.detach().requires_grad_()
@@ -174,13 +178,11 @@ def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tenso
     return AttentionEdit(values=see_values, output=see_output)
 
 
-def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:
-    """Compute ``dF/dA = dF/dO V^T``, zero in rows without any valid key.
+def by_weights(gradient: Tensor, value: Tensor) -> Tensor:
+    """Compute ``dF/dA = dF/dO V^T``.
 
     The gradient ``dF/dO`` is ``(batch, query, heads, dim)``, in float32 or better, ``V`` ``(batch, heads, key, dim)``.
     """
-    if call.valid is not None:  # zeros in dF/dO, which is smaller than dF/dA
-        gradient = torch.where(any_last(call.valid).transpose(1, 2), gradient, 0)
     with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
         return gradient.transpose(1, 2) @ upcast(value).transpose(-1, -2)
 

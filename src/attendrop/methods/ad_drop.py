@@ -257,6 +257,7 @@ class ADDropState(MethodState):
         *,
         keys: Collection[str] | None = None,
         draws: DropoutDraws | None = None,
+        origins: Callable[[AttentionCall], Tensor | None] | None = None,
     ) -> RandomMaskPlan:
         """Make the plan that drops with probability ``q``: any positions or units, or the candidates of a call."""
 
@@ -282,7 +283,7 @@ class ADDropState(MethodState):
             return replace(edit, draws=draws)
 
         if self.method.units == "attention":
-            return RandomMaskPlan(self.method, context, keys=keys, drops=drops)
+            return RandomMaskPlan(self.method, context, keys=keys, drops=drops, origins=origins)
         return RandomMaskPlan(self.method, context, make, keys)
 
     def _attribute(
@@ -292,8 +293,9 @@ class ADDropState(MethodState):
         method, region = self.method, self.region(context)
 
         def keep(call: AttentionCall, attribution: Tensor) -> list[Candidates]:
-            parts = (keep_all(call, part) for part in region(call, attribution))
-            return [Candidates(kept(mask), signal) for mask, signal in zip(*parts, strict=True)]
+            found = region(call, attribution)
+            parts = zip(keep_all(call, found.mask), keep_all(call, found.signal), strict=True)
+            return [Candidates(kept(mask), signal) for mask, signal in parts]
 
         if self.setting.attribution == "attention":
             return attention_attribution(context.adapter, context.inputs, attention_layers, keep=keep, draws=draws)
@@ -357,7 +359,7 @@ class RecordedState(ADDropState):
 
         plans: list[Plan] = []
         if drops:
-            plans.append(self.dropping(context, method.q, row_pass.candidates))
+            plans.append(self.dropping(context, method.q, row_pass.candidates, origins=row_pass.origins))
         if records:
             layers = method.selected_layers(context.adapter.attention_layers)
             plans.append(recorder.recording(row_pass, layers, lambda *given: region(*given).mask))

@@ -221,6 +221,13 @@ class RowPass:
 
         return Candidates(read, signal, whole_rows)
 
+    def origins(self, call: AttentionCall) -> Tensor | None:
+        """Return ``call.origins()``, by what the host knows of the rows; None if all are zero."""
+        if call.shape[2] != call.shape[3] and call.layer.kind != "cross":
+            return call.origins()
+        found = [(query, key) for query, _, key, _ in self.spans(call)]
+        return torch.tensor(found * len(call.layers)) if any(map(any, found)) else None
+
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call of a layer, or of several; read once for all layers of a kind."""
         batch, (_, _, queries, keys) = call.shape[0] // len(call.layers), call.shape
@@ -232,15 +239,15 @@ class RowPass:
             elif self._tokens is not None and own and (batch, keys) == (len(self._tokens), self._length):
                 tokens = self._tokens
             else:
-                tokens = _tokens(call.valid[:batch].any(1).any(1).expand(batch, -1)).tolist()
+                tokens = _tokens(call.valid[:batch].any(1).any(1).expand(batch, -1).cpu().numpy())
             self._spans[place] = [(*((first, count) if own else (0, queries)), first, count) for first, count in tokens]
         return self._spans[place]
 
 
-def _tokens(seen: Tensor) -> Tensor:
-    """Find the first token that is seen, and the number of tokens to the last, ``(sequences, 2)``."""
-    first = seen.int().argmax(-1)
-    return torch.stack([first, seen.shape[1] - seen.int().flip(-1).argmax(-1) - first], -1)
+def _tokens(seen: _Array) -> list[tuple[int, int]]:
+    """Find the first token that is seen, and the number of tokens to the last, of each sequence."""
+    first = seen.argmax(-1)
+    return list(zip(first.tolist(), (seen.shape[1] - seen[:, ::-1].argmax(-1) - first).tolist(), strict=True))
 
 
 class _RecordingPlan(Plan):
@@ -265,14 +272,14 @@ class _Chosen(NamedTuple):
 
     Attributes:
         bits: ``(layers, batch, heads, queries, bytes)``; the first key of a sequence that is not padding comes first.
-        finite: Where the gradients are finite, ``(layers,)``.
+        sums: Sums of the gradients, ``(layers,)``, which are finite where all of these are.
     """
 
     rows: Sequence[int]
     layers: Sequence[str]
     bits: Tensor
     spans: Spans
-    finite: Tensor
+    sums: Tensor
 
 
 class Recorder:
@@ -318,18 +325,18 @@ class Recorder:
         if self.processes.world_size > 1 and context.epoch is None:
             raise AttendropError("Processes exchange records at the start of an epoch: call set_epoch(epoch) for each.")
         step = (context.key.step, context.key.first)
-        # The host waits for the device once, for the rows, their tokens, and what the last step chose.
+        # The host waits for the device once: for the rows, their real tokens, and what the last step chose.
         two_stacks = getattr(getattr(context.model, "config", None), "is_encoder_decoder", False)
         mask = None if two_stacks else context.inputs.get("attention_mask")
         mask = mask.flatten(0, -2) if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
-        wanted = index.long()
+        wanted = [index.long().view(torch.uint8)]
         if mask is not None:
-            wanted = torch.cat([wanted.to(mask.device, non_blocking=True), _tokens(mask != 0).flatten()])
+            wanted = [wanted[0].to(mask.device, non_blocking=True), (mask != 0).view(torch.uint8).flatten()]
         if self._step is not None and (step[0] != self._step[0] or context.epoch != self.epoch):
             read = self.flush(wanted)
         else:
-            read = wanted.tolist()
-        rows, tokens = read[: len(index)], read[len(index) :]
+            read = [each.cpu().numpy() for each in wanted]
+        rows = read[0].view(np.int64).tolist()
         if step == self._step:  # of a method's several passes, the one differentiated last is recorded
             self._gradients, self._chosen = {}, self._chosen[: self._kept]
         else:
@@ -340,7 +347,7 @@ class Recorder:
             self.exchange()
         if mask is None:
             return RowPass(self.records, rows, units)
-        return RowPass(self.records, rows, units, list(zip(tokens[::2], tokens[1::2], strict=True)), mask.shape[1])
+        return RowPass(self.records, rows, units, _tokens(read[1].reshape(mask.shape)), mask.shape[1])
 
     def recording(self, row_pass: RowPass, layers: Sequence[AttentionLayer], choose: Choose) -> Plan:
         """Return the plan that records the candidates of some layers when the pass is differentiated.
@@ -366,37 +373,36 @@ class Recorder:
             spans, gradient = of.spans(call), upcast(gradient)
             with torch.no_grad():
                 # The sum is not finite if any number is not.
-                finite, attribution = gradient.reshape(layers, -1).sum(1).isfinite(), -gradient
+                sums, attribution = gradient.reshape(layers, -1).sum(1), -gradient
                 if of.hidden:
                     mask = choose(call, attribution)
                     spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]
                 else:
-                    mask = choose(call, by_weights(call, attribution, value))
-                mask = functional.pad(mask, (0, -mask.shape[3] % 8))
+                    mask = choose(call, by_weights(attribution, value))
+                if mask.shape[3] % 8:
+                    mask = functional.pad(mask, (0, -mask.shape[3] % 8))
                 mask = _moved(mask.reshape(layers, -1, *mask.shape[1:]), [-key for _, _, key, _ in spans])
             bits = pack(mask)[0].view(*mask.shape[:-1], -1)
-            self._chosen.append(_Chosen(of.rows, [layer.key for layer in call.layers], bits, spans, finite))
+            self._chosen.append(_Chosen(of.rows, [layer.key for layer in call.layers], bits, spans, sums))
 
-    def flush(self, wanted: Tensor | None = None) -> list[int]:
+    def flush(self, wanted: Sequence[Tensor] = ()) -> list[_Array]:
         """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
 
-        The next step does so when it begins: at the end of a step, the host would wait for the device. It reads
-        ``wanted``, whole numbers, by the way, and returns them.
+        The next step does so when it begins: at the end of a step, the host would wait for the device. It reads some
+        bytes that are ``wanted`` in the same copy, and returns them.
         """
-        wanted = torch.empty(0, dtype=torch.long) if wanted is None else wanted
-        if self._step is None:
-            return wanted.tolist()
         self.choose()
         chosen, self._chosen, self._kept, self._step = self._chosen, [], 0, None
-        # One copy from the device: the bits, for each layer whether its gradients are finite, and what is wanted.
-        device = chosen[0].bits.device if chosen else wanted.device
-        parts = [part for each in chosen for part in (each.bits.view(-1), each.finite.byte())]
-        parts.append(wanted.to(device).view(torch.uint8))
-        on_host = iter(torch.split(torch.cat(parts).cpu(), [len(part) for part in parts]))
+        parts = [each.bits.view(-1) for each in chosen] + [each.sums.view(torch.uint8) for each in chosen]
+        parts += [each.to(parts[0].device) if parts else each for each in wanted]
+        if not parts:
+            return []
+        bounds = np.cumsum([len(part) for part in parts])
+        read = np.split(torch.cat(parts).cpu().numpy(), bounds[:-1])
         found: dict[int, dict[str, RowMask]] = {}
-        for each in chosen:
-            flat, finite = next(on_host), next(on_host)
-            bits, seen = flat.view(each.bits.shape).numpy(), set[tuple[int, int]]()
+        for each, flat, sums in zip(chosen, read, read[len(chosen) :], strict=False):
+            bits, seen = flat.reshape(each.bits.shape), set[tuple[int, int]]()
+            finite = np.isfinite(sums.view(np.float64 if each.sums.dtype == torch.float64 else np.float32))
             sequences = len(each.spans) // len(each.rows)
             for number, (query, queries, _, keys) in enumerate(each.spans):
                 row, part = each.rows[number // sequences], number % sequences
@@ -404,15 +410,14 @@ class Recorder:
                     continue
                 seen.add((row, part))
                 own = bits[:, number, :, query : query + queries, : _bytes(keys)].copy()
-                for layer, mask, valid in zip(each.layers, own, finite.numpy(), strict=True):
+                for layer, mask, valid in zip(each.layers, own, finite, strict=True):
                     if valid:
                         found.setdefault(row, {})[_name(layer, part)] = RowMask(mask, keys)
         for row, of_layers in found.items():
             self.records.put(row, of_layers)
         empty = sum(not any(mask.bits.any() for mask in of_layers.values()) for of_layers in found.values())
         self.without_signal = empty / len(found) if found else None
-        numbers: list[int] = np.frombuffer(next(on_host).numpy().tobytes(), np.int64).tolist()
-        return numbers
+        return read[2 * len(chosen) :]
 
     def exchange(self) -> None:
         """Give all processes what each has recorded since the last exchange, some rows at a time."""

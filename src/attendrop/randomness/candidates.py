@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,16 +26,45 @@ def at_once(device: torch.device) -> int:
     return 0 if on_cpu(device) else _AT_ONCE
 
 
+def any_last(mask: Tensor) -> Tensor:
+    """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask; by the byte maximum a CPU is several times faster."""
+    if not on_cpu(mask.device):
+        return mask.any(-1, keepdim=True)
+    return mask.contiguous().view(torch.uint8).amax(-1, keepdim=True).bool()
+
+
 def floor_fraction(count: Tensor, fraction: float) -> Tensor:
     """Compute ``floor(count * fraction + 1e-6)`` in float64: 10 times (1 - 0.9) is 1, not 0."""
     return torch.floor(count.double() * fraction + 1e-6).long()
 
 
-class Region(NamedTuple):
-    """Candidate positions of one attention layer, or of several."""
+@lru_cache(maxsize=64)
+def _thresholds(length: int, fraction: float, least: int, device: torch.device) -> Tensor:
+    """Tabulate, for each number of valid keys up to ``length``, the place of the threshold in a sorted row."""
+    numbers = torch.arange(length + 1)
+    return torch.minimum(floor_fraction(numbers, fraction).clamp(min=least), (numbers - 1).clamp(min=0)).to(device)
 
-    mask: Tensor  # (batch, heads, query, key), True at candidates
-    signal: Tensor  # (batch, heads, query, 1), True for rows whose attributions are not all equal; others have none
+
+@lru_cache(maxsize=8)
+def _bit_values(device: torch.device) -> Tensor:
+    return torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=device)
+
+
+class Region(NamedTuple):
+    """Candidate positions of one attention layer, or of several.
+
+    Attributes:
+        mask: ``(batch, heads, query, key)``, True at candidates.
+        unequal: True for rows whose attributions are not all equal; None: those with candidates.
+    """
+
+    mask: Tensor
+    unequal: Tensor | None = None
+
+    @property
+    def signal(self) -> Tensor:
+        """``(batch, heads, query, 1)``, True for rows whose attributions are not all equal; others have no candidates."""
+        return any_last(self.mask) if self.unequal is None else self.unequal
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Region:
@@ -62,7 +91,8 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     ]
     if len(parts) == 1:
         return parts[0]
-    return Region(torch.cat([part.mask for part in parts]), torch.cat([part.signal for part in parts]))
+    unequal = [part.unequal for part in parts if part.unequal is not None]
+    return Region(torch.cat([part.mask for part in parts]), torch.cat(unequal) if unequal else None)
 
 
 def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str) -> Region:
@@ -75,23 +105,18 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
         ordered = _sorted(attribution.clone() if on_cpu(attribution.device) else attribution)
         n_valid = torch.full((1, 1, 1, 1), length, device=attribution.device)
     else:
-        # On a CPU, adding is much faster than masked_fill.
-        ordered = _sorted(attribution + torch.where(valid, 0.0, torch.inf))
+        if on_cpu(attribution.device):  # where adding is much faster
+            ordered = _sorted(attribution + torch.where(valid, 0.0, torch.inf))
+        else:
+            ordered = _sorted(attribution.masked_fill(~valid, torch.inf))
         n_valid = valid.sum(-1, keepdim=True)
-    lowest = ordered[..., :1]
-    last = (n_valid - 1).clamp(min=0)
-    signal = lowest < _take(ordered, last)
-    if direction == "low":
-        threshold = _take(ordered, torch.minimum(floor_fraction(n_valid, p), last))
-    else:
-        threshold = _take(ordered, torch.minimum(floor_fraction(n_valid, 1 - p).clamp(min=1), last))
-        # At least the next larger number means above.
-        above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf))
-        threshold = torch.where(lowest >= threshold, above, threshold)
-    # Comparisons with NaN are False: no candidates.
-    threshold = threshold.masked_fill(~signal, torch.nan)
-    mask = attribution < threshold if direction == "low" else attribution >= threshold
-    return Region(mask if valid is None else mask & valid, signal)
+    low = direction == "low"
+    place = _thresholds(length, p if low else 1 - p, 0 if low else 1, attribution.device)[n_valid]
+    # A row without signal is all as its lowest. Comparisons with NaN are False: no candidates.
+    lowest, threshold = ordered[..., :1], _take(ordered, place)
+    mask = attribution < threshold if low else (attribution >= threshold) & (attribution > lowest)
+    unequal = lowest < _take(ordered, (n_valid - 1).clamp(min=0)) if low else None  # perhaps too few keys for any
+    return Region(mask if valid is None else mask & valid, unequal)
 
 
 def _sorted(values: Tensor) -> Tensor:
@@ -112,8 +137,11 @@ def pack(mask: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Store a boolean mask in an eighth of its memory: its bits, eight in a byte, and its shape."""
     if on_cpu(mask.device):
         return torch.from_numpy(np.packbits(mask.contiguous().view(-1).numpy(), bitorder="little")), (*mask.shape,)
-    bits = functional.pad(mask.reshape(-1).byte(), (0, -mask.numel() % 8)).view(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8), (*mask.shape,)
+    bits = mask.reshape(-1)
+    if mask.numel() % 8:
+        bits = functional.pad(bits, (0, -mask.numel() % 8))
+    bits = bits.view(-1, 8)
+    return (bits * _bit_values(mask.device)).sum(-1, dtype=torch.uint8), (*mask.shape,)
 
 
 def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
@@ -121,8 +149,8 @@ def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
     if on_cpu(bits.device):
         found = np.unpackbits(bits.numpy(), count=math.prod(shape), bitorder="little")
         return torch.from_numpy(found.view(np.bool_)).view(*shape)
-    mask = bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
-    return mask.view(-1)[: math.prod(shape)].view(*shape).bool()
+    mask = (bits[:, None] & _bit_values(bits.device)).bool()
+    return mask.view(-1)[: math.prod(shape)].view(*shape)
 
 
 def kept(mask: Tensor) -> Callable[[], Tensor]:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def sample_mask(
     key: SampleKey,
     names: str | Sequence[str],
     shape: tuple[int, int, int, int],
-    origins: Tensor,
+    origins: Tensor | None,
     device: torch.device,
 ) -> Tensor:
     """Sample a boolean mask whose elements are True with probability ``p``, independently.
@@ -86,10 +87,9 @@ def sample_mask(
             one after the other, which together take few kernels.
         shape: ``(batch, heads, rows, columns)``.
         origins: ``(batch, 2)``, the first row and column of each sequence that are not padding; values before these are
-            undefined.
+            undefined. None: all are 0, which takes fewer kernels.
         device: Where to put the mask.
     """
-    origins = origins.to(device)
     bound: int | Tensor  # below it is the lower fraction p of the range of lanes
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
@@ -97,13 +97,13 @@ def sample_mask(
         each = [round(one * _LEVELS) - _LEVELS // 2 for one in (p if isinstance(p, Sequence) else [p])]
         bound = each[0]
         if len(set(each)) > 1:
-            bound = torch.tensor(each).repeat_interleave(shape[0] // len(each)).to(origins.device, non_blocking=True)
+            bound = torch.tensor(each).repeat_interleave(shape[0] // len(each)).to(device, non_blocking=True)
             bound = bound.int().view(-1, 1, 1, 1).expand(shape)
         elif abs(bound) == _LEVELS // 2:
-            return torch.full(shape, bound > 0, device=origins.device)
+            return torch.full(shape, bound > 0, device=device)
     seeds = _seeds(key, names, shape[0])
-    if not on_cpu(origins.device):
-        return _lanes(seeds, shape, origins) < bound
+    if not on_cpu(device):
+        return _lanes(seeds, shape, origins, device) < bound
     mask = torch.zeros(shape, dtype=torch.bool)
     for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
         mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
@@ -117,20 +117,28 @@ def _seeds(key: SampleKey, names: str | Sequence[str], batch: int) -> list[int]:
 
 
 def uniform(
-    key: SampleKey, names: str | Sequence[str], shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
+    key: SampleKey,
+    names: str | Sequence[str],
+    shape: tuple[int, int, int, int],
+    origins: Tensor | None,
+    device: torch.device,
 ) -> Tensor:
-    """Sample uniform numbers from (0, 1), independently, keyed as :func:`sample_mask`; float32, in steps of 2**-16."""
+    """Sample uniform numbers from (0, 1), keyed as in :func:`sample_mask`; float32, in steps of 2**-16."""
     seeds = _seeds(key, names, shape[0])
     if on_cpu(device):
         found = torch.full(shape, 0.5, dtype=torch.float32)
         for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
             found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
         return found
-    return (_lanes(seeds, shape, origins.to(device)).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
+    return (_lanes(seeds, shape, origins, device).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
 def normal(
-    key: SampleKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
+    key: SampleKey,
+    name: str,
+    shape: tuple[int, int, int, int],
+    origins: Tensor | None,
+    device: torch.device,
 ) -> Tensor:
     """Sample standard normal numbers, independently, keyed as :func:`sample_mask`; float32, within 4.4 of 0."""
     sampled: Tensor = torch.special.ndtri(uniform(key, name, shape, origins, device))
@@ -174,7 +182,8 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
         lanes = _splitmix64_int16(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]
         return torch.from_numpy(lanes < bound)
     words = torch.arange(-(-columns // 4), device=rows.device)
-    return _lanes_of_counters((rows[:, None] << 32) + words, _signed(key))[:, :columns] < bound
+    bits = ((rows[:, None] << 32) + words) * _signed(_GOLDEN) + _signed(key)
+    return _lanes_of_counters(bits)[:, :columns] < bound
 
 
 # A sample is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
@@ -182,7 +191,7 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
 
 
 def _lanes_on_cpu(
-    seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor
+    seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor | None
 ) -> Iterator[tuple[int, tuple[slice, slice, slice], Any]]:
     """Yield the lanes of each sequence, and their position.
 
@@ -193,7 +202,9 @@ def _lanes_on_cpu(
     row = np.arange(rows, dtype=np.uint64)[:, None]
     word = np.arange(-(-columns // 4), dtype=np.uint64)
     counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
-    for i, (seed, (top, start)) in enumerate(zip(seeds, origins.tolist(), strict=True)):
+    for i, (seed, (top, start)) in enumerate(
+        zip(seeds, [(0, 0)] * len(seeds) if origins is None else origins.tolist(), strict=True)
+    ):
         lanes = _splitmix64_int16(counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed))
         yield i, (slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
 
@@ -208,27 +219,37 @@ def _splitmix64_int16(bits: Any) -> Any:
     return bits.astype("<u8", copy=False).view("<i2")
 
 
-def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Compute the lanes of all sequences at once, on the device of ``origins``, with a hash for every four columns."""
+def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor | None, device: torch.device) -> Tensor:
+    """Compute the lanes of all sequences at once, with a hash for every four columns."""
     _, heads, rows, columns = shape
-    device = origins.device
-    top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
-    head = torch.arange(heads, device=device).view(1, -1, 1, 1)
-    row = torch.arange(rows, device=device).view(1, 1, -1, 1) - top
-    word = torch.arange(-(-columns // 4), device=device)
-    # Not blocking: with a blocking copy the host would wait for the device, once for each layer.
+    words = -(-columns // 4)
+    # Not blocking: with a blocking copy the host would wait for the device.
     seed = torch.tensor([_signed(seed) for seed in seeds]).to(device, non_blocking=True).view(-1, 1, 1, 1)
-    lanes = _lanes_of_counters((row * heads + head << 32) + word, seed)
+    counters = _counters(heads, rows, words, device)
+    if origins is None:
+        return _lanes_of_counters(counters + seed)[..., :columns]
+    origins = origins.to(device)
+    top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
+    lanes = _lanes_of_counters(counters - top * _signed((heads << 32) * _GOLDEN % 2**64) + seed)
     column = (torch.arange(columns, device=device) - start).clamp(min=0)
     return lanes.gather(-1, column.expand(shape))
 
 
-def _lanes_of_counters(counters: Tensor, seed: Tensor | int) -> Tensor:
-    """Hash counters with torch, in place where it can: four lanes in the last dimension for each."""
-    bits = counters * _signed(_GOLDEN) + seed
+@lru_cache(maxsize=16)
+def _counters(heads: int, rows: int, words: int, device: torch.device) -> Tensor:
+    """Make the counters of a sequence that begins at 0, ``(1, heads, rows, words)``, times the step of splitmix64."""
+    head = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    row = torch.arange(rows, device=device).view(1, 1, -1, 1)
+    return ((row * heads + head << 32) + torch.arange(words, device=device)) * _signed(_GOLDEN)
+
+
+def _lanes_of_counters(bits: Tensor) -> Tensor:
+    """Hash counters (times the step of splitmix64, plus a seed) in place: four lanes in the last dimension for each."""
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
         # The shift of a signed number copies its sign; these bits are cleared.
-        bits.bitwise_xor_((bits >> shift).bitwise_and_((1 << 64 - shift) - 1)).mul_(_signed(factor))
+        bits.bitwise_xor_((bits >> shift).bitwise_and_((1 << 64 - shift) - 1))
+        if factor != 1:
+            bits.mul_(_signed(factor))
     return bits.view(torch.int16)
 
 

@@ -61,6 +61,7 @@ class RandomMaskPlan(Plan):
         keys: Keys of the layers to act on; None for the layers that the method selects.
         drops: In place of ``make``: function of this plan and a call, perhaps of several layers, that returns where to
             drop scores; None drops nothing there.
+        origins: Finds :meth:`AttentionCall.origins` on the host, if it is known there; None if all are zero.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RandomMaskPlan(Plan):
         keys: Collection[str] | None = None,
         *,
         drops: Callable[[RandomMaskPlan, AttentionCall], DroppedScores | None] | None = None,
+        origins: Callable[[AttentionCall], Tensor | None] | None = None,
     ) -> None:
         super().__init__()
         self.method = method
@@ -81,7 +83,8 @@ class RandomMaskPlan(Plan):
         self._make = make
         self._drops = drops
         self._edits: dict[str, _LayerEdit] = {}
-        self._origins: dict[tuple[str, int], tuple[Tensor | None, Tensor]] = {}
+        self._find_origins = origins or AttentionCall.origins
+        self._origins: dict[tuple[str, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
@@ -137,11 +140,12 @@ class RandomMaskPlan(Plan):
 
     # Samples, which depend on the seed, the step and the sequence only.
 
-    def origins(self, call: AttentionCall) -> Tensor:
-        """Return ``call.origins()``, cached by kind and mask, which layers usually share."""
-        key = call.layer.kind, id(call.valid)
-        if key not in self._origins or len(self._origins[key][1]) != call.shape[0]:
-            self._origins[key] = call.valid, call.origins()  # with the mask, the number stays its own
+    def origins(self, call: AttentionCall) -> Tensor | None:
+        """Return ``call.origins()``, cached by kind and mask, which layers usually share; None if all are zero."""
+        key = call.layer.kind, id(call.valid), call.shape[0]
+        if key not in self._origins:
+            found = None if call.valid is None else self._find_origins(call)
+            self._origins[key] = call.valid, found  # with the mask, the number stays its own
         return self._origins[key][1]
 
     def sample(self, p: float | Sequence[float] | Tensor, call: AttentionCall) -> Tensor:
@@ -160,12 +164,13 @@ class RandomMaskPlan(Plan):
     def uniform_heads(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
         batch, heads = call.shape[:2]
-        origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
-        return uniform(self.context.key, call.layer.key, (batch, heads, 1, 1), origins, call.device)
+        return uniform(self.context.key, call.layer.key, (batch, heads, 1, 1), None, call.device)
 
     def sample_hidden(self, p: float, call: AttentionCall, units: int) -> Tensor:
         """Sample each hidden unit of each query with probability ``p``, ``(batch, 1, query, units)``."""
-        origins = self.origins(call) * torch.tensor([1, 0], device=call.device)  # unit indices have no padding offset
+        origins = self.origins(call)
+        if origins is not None:
+            origins = origins * torch.tensor([1, 0], device=call.device)  # unit indices have no padding offset
         shape = (call.shape[0], 1, call.shape[2], units)
         return sample_mask(p, self.context.key, call.layer.key, shape, origins, call.device)
 

@@ -297,8 +297,11 @@ class StepContext:
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Log a number, averaged over the passes."""
-        value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
-        pair = torch.stack([value.double(), torch.ones_like(value).double()])
+        if isinstance(value, Tensor):
+            value = value.detach().double()
+            pair = torch.stack([value, torch.ones_like(value)])
+        else:
+            pair = torch.tensor([value, 1.0], dtype=torch.float64)
         add_to(self.statistics.notes, f"{self.source}/{name}", pair)
 
     def planned_progress(self) -> float:
