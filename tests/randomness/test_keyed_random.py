@@ -54,7 +54,7 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
     seeds = keyed(rows=shape[0]).seeds("encoder.0", shape[0])
     origins = torch.tensor([[0, 0], [2, 2], [0, 1]])[: shape[0]]
     bound = round(p * 65536) - 32768
-    there = keyed_random._lanes(seeds, shape, origins.to(DEVICE)).cpu()
+    there = keyed_random._lanes(seeds, shape, origins, DEVICE).cpu()
     below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, DEVICE).cpu()
     numbers = uniform(keyed(rows=shape[0]), "encoder.0", shape, origins, DEVICE).cpu()
     for i, place, lanes in keyed_random._lanes_on_cpu(seeds, shape, origins):

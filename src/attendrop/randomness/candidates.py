@@ -63,7 +63,7 @@ class Region(NamedTuple):
 
     @property
     def signal(self) -> Tensor:
-        """``(batch, heads, query, 1)``, True for rows whose attributions are not all equal; others have no candidates."""
+        """The rows whose attributions are not all equal, ``(batch, heads, query, 1)``; others have no candidates."""
         return any_last(self.mask) if self.unequal is None else self.unequal
 
 
