@@ -6,7 +6,10 @@ it keeps state or takes additional passes. A :class:`Plan` defines what one pass
 around it.
 """
 
-from attendrop.attention.adapter import ModelAdapter as ModelAdapter
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from attendrop.attention.blocks import Block as Block
 from attendrop.attention.blocks import ValueProjection as ValueProjection
 from attendrop.attention.blocks import find_value_projection as find_value_projection
@@ -21,7 +24,6 @@ from attendrop.attention.layers import AttentionLayer as AttentionLayer
 from attendrop.attention.layers import select_layers as select_layers
 from attendrop.attention.plan import ConstantAttention as ConstantAttention
 from attendrop.attention.plan import Plan as Plan
-from attendrop.attention.tracing import example_inputs as example_inputs
 from attendrop.attribution.finite_gradients import upcast as upcast
 from attendrop.attribution.gradient import attention_attribution as attention_attribution
 from attendrop.attribution.gradient import gradient_attribution as gradient_attribution
@@ -79,4 +81,16 @@ from attendrop.randomness.keyed_random import uniform as uniform
 from attendrop.support.models import Batch as Batch
 from attendrop.support.models import number_of_rows as number_of_rows
 
-__all__ = [name for name in dir() if not name.startswith("_")]
+if _TYPE_CHECKING:
+    from attendrop.attention.adapter import ModelAdapter as ModelAdapter
+    from attendrop.attention.tracing import example_inputs as example_inputs
+
+# Both import transformers, which takes seconds: a mistyped method or option is found without it.
+_LAZY = {"ModelAdapter": "adapter", "example_inputs": "tracing"}
+__all__ = [*(name for name in dir() if not name.startswith("_")), *_LAZY]
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY:
+        return getattr(_import_module(f"attendrop.attention.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'attendrop.extend' has no attribute {name!r}")

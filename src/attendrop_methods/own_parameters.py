@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from attendrop.extend import (
     ComputeLoss,
     Method,
     MethodState,
-    ModelAdapter,
     RandomMaskPlan,
     Rule,
     StepContext,
@@ -32,6 +31,9 @@ from attendrop.extend import (
     row_losses,
     upcast,
 )
+
+if TYPE_CHECKING:
+    from attendrop.extend import ModelAdapter
 
 
 class OwnParameters(MethodState):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -22,7 +21,6 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    ModelAdapter,
     ParameterOverride,
     Rule,
     SampleKey,
@@ -30,7 +28,6 @@ from attendrop.extend import (
     TrainingContext,
     WeightMixing,
     count,
-    example_inputs,
     forked_rng,
     loss_gradients,
     option,
@@ -40,6 +37,9 @@ from attendrop.extend import (
     unit_interval,
     upcast,
 )
+
+if TYPE_CHECKING:
+    from attendrop.extend import ModelAdapter
 
 
 class _DropConnectState(WeightMixing):
@@ -316,7 +316,8 @@ class LayerReinit(Method):
     pooler: bool = option(True, SWITCH)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
-        assert isinstance(model, PreTrainedModel)
+        from attendrop.extend import ModelAdapter, example_inputs
+
         adapter = ModelAdapter(model)
         adapter.trace(example_inputs(model))
         self.reinitialize(adapter, seed)
@@ -356,6 +357,8 @@ def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
 
 def initialized_copy(model: nn.Module, name: str, seed: int) -> nn.Module:
     """Return a copy of a submodule on the CPU, with new weights as its transformers model initialises them."""
+    from transformers import PreTrainedModel
+
     owner = model
     for end, character in enumerate(name):
         if character == "." and isinstance(parent := model.get_submodule(name[:end]), PreTrainedModel):

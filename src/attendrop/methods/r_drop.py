@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils.generic import ModelOutput
 
 from attendrop.attribution.predictions import NUMBER
 from attendrop.extend import (
@@ -147,6 +146,8 @@ def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
 
     The outputs of an encoder that ran before (``encoder_outputs``) are repeated, too.
     """
+    from transformers.utils.generic import ModelOutput
+
     rows = number_of_rows(batch)
 
     def repeated(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    ModelAdapter,
     Plan,
     Rule,
     StepContext,
@@ -33,6 +32,9 @@ from attendrop.extend import (
 )
 from attendrop.support.models import to_device
 from attendrop.wording import counted
+
+if TYPE_CHECKING:
+    from attendrop.extend import ModelAdapter
 
 logger = logging.getLogger(__name__)
 # What is pruned: the beginning of the keys of its importances, and its name in messages.

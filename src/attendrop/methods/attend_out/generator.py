@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from attendrop.extend import (
     AttentionEdit,
     AttentionLayer,
     Batch,
-    ModelAdapter,
     Plan,
     SampleKey,
     StepContext,
@@ -33,6 +32,9 @@ from attendrop.extend import (
 from attendrop.methods.attend_out.second_model import SecondModel, plain_copy
 from attendrop.randomness.candidates import pack, unpack
 from attendrop.support.models import to_device, transformers_model
+
+if TYPE_CHECKING:
+    from attendrop.extend import ModelAdapter
 
 
 class Generator(nn.Module):

@@ -30,7 +30,6 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    ModelAdapter,
     Preset,
     Range,
     StepContext,
@@ -166,6 +165,8 @@ class GeneratorState(MethodState):
         """Report ``pi`` for ``metrics.json``, see :meth:`Players.drop_fractions`."""
         if self.players is None:
             return {}
+        from attendrop.extend import ModelAdapter
+
         with ModelAdapter(self.training.model) as adapter:
             return {"pruning": {"pi": self.players.drop_fractions(adapter, batches)}}
 

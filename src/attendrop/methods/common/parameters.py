@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from attendrop.attention.blocks import input_dim, is_projection
 from attendrop.attention.hooks import ModuleHooks
@@ -268,6 +267,8 @@ def embedding_weights(model: nn.Module) -> set[str]:
 
 def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over the modules of the pre-trained part, with their names in the whole model."""
+    from transformers import PreTrainedModel
+
     own = transformers_model(model)
     base = getattr(own, "base_model", own)
     prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from string import digits
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.support.models import Batch, model_inputs
+
+if TYPE_CHECKING:
+    from attendrop.attention.adapter import ModelAdapter
 
 
 class ComputeLoss(Protocol):
