@@ -33,18 +33,6 @@ from attendrop.attribution.gradient import (
 )
 from attendrop.attribution.predictions import declare_output as declare_output
 from attendrop.errors import AttendropError as AttendropError
-from attendrop.methods.common.losses import mean_divergence as mean_divergence
-from attendrop.methods.common.losses import row_losses as row_losses
-from attendrop.methods.common.losses import row_shares as row_shares
-from attendrop.methods.common.losses import with_views as with_views
-from attendrop.methods.common.parameters import InitialState as InitialState
-from attendrop.methods.common.parameters import ParameterOverride as ParameterOverride
-from attendrop.methods.common.parameters import WeightMixing as WeightMixing
-from attendrop.methods.common.parameters import pretrained_parameters as pretrained_parameters
-from attendrop.methods.common.plans import RandomMaskPlan as RandomMaskPlan
-from attendrop.methods.common.plans import WordPlan as WordPlan
-from attendrop.methods.common.plans import loss_gradients as loss_gradients
-from attendrop.methods.common.plans import token_uniform as token_uniform
 from attendrop.methods.core.base import ANY as ANY
 from attendrop.methods.core.base import DECIDES_PASSES as DECIDES_PASSES
 from attendrop.methods.core.base import EXCHANGES_WEIGHTS as EXCHANGES_WEIGHTS
@@ -62,6 +50,10 @@ from attendrop.methods.core.base import Rule as Rule
 from attendrop.methods.core.context import ComputeLoss as ComputeLoss
 from attendrop.methods.core.context import StepContext as StepContext
 from attendrop.methods.core.context import TrainingContext as TrainingContext
+from attendrop.methods.core.losses import mean_divergence as mean_divergence
+from attendrop.methods.core.losses import row_losses as row_losses
+from attendrop.methods.core.losses import row_shares as row_shares
+from attendrop.methods.core.losses import with_views as with_views
 from attendrop.methods.core.options import LAYERS as LAYERS
 from attendrop.methods.core.options import SWITCH as SWITCH
 from attendrop.methods.core.options import Range as Range
@@ -71,6 +63,14 @@ from attendrop.methods.core.options import option as option
 from attendrop.methods.core.options import optional as optional
 from attendrop.methods.core.options import positive as positive
 from attendrop.methods.core.options import unit_interval as unit_interval
+from attendrop.methods.core.parameters import InitialState as InitialState
+from attendrop.methods.core.parameters import ParameterOverride as ParameterOverride
+from attendrop.methods.core.parameters import WeightMixing as WeightMixing
+from attendrop.methods.core.parameters import pretrained_parameters as pretrained_parameters
+from attendrop.methods.core.plans import RandomMaskPlan as RandomMaskPlan
+from attendrop.methods.core.plans import WordPlan as WordPlan
+from attendrop.methods.core.plans import loss_gradients as loss_gradients
+from attendrop.methods.core.plans import token_uniform as token_uniform
 from attendrop.randomness.candidates import candidate_region as candidate_region
 from attendrop.randomness.candidates import floor_fraction as floor_fraction
 from attendrop.randomness.keyed_random import SampleKey as SampleKey

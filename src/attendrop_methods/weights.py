@@ -69,7 +69,6 @@ class DropConnect(Method):
 
     Args:
         p: Probability that an element is zero, in (0, 1).
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: In training, no projections can be found, or their weights are quantized.
@@ -316,8 +315,11 @@ class LayerReinit(Method):
     pooler: bool = option(True, SWITCH)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
+        from transformers import PreTrainedModel
+
         from attendrop.extend import ModelAdapter, example_inputs
 
+        assert isinstance(model, PreTrainedModel)
         adapter = ModelAdapter(model)
         adapter.trace(example_inputs(model))
         self.reinitialize(adapter, seed)
@@ -342,13 +344,13 @@ class LayerReinit(Method):
 
 def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
     """Return the last blocks of the decoder, or else of the encoder; AttendropError if there are fewer, or shared."""
-    name = type(adapter.model).__name__
     kinds = {block.attention_layers[0].kind for block in adapter.blocks}
     kind = "decoder" if "decoder" in kinds else "encoder"
     modules = [block.module for block in adapter.blocks if block.attention_layers[0].kind == kind]
     if len(set(modules)) < len(modules):
         raise AttendropError(
-            f"{name} shares its layers, so the top ones have no weights of their own; use another model."
+            f"{type(adapter.model).__name__} shares its layers, so the top ones have no weights of their own; use "
+            "another model."
         )
     if number > len(modules):
         raise AttendropError(f"layers={number} of a model with {len(modules)}; choose at most as many.")

@@ -58,13 +58,9 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Mask of one row in one layer, ``(heads, queries, keys)`` without padding.
+    """Mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
 
-    Its bits are ``(heads, queries, bytes)``, the lowest bit of a byte first, so that masks are placed into those of a
-    batch without unpacking them.
-    """
-
-    bits: _Array
+    bits: _Array  # (heads, queries, bytes), the lowest bit of a byte first: placed in a batch without being unpacked
     keys: int
 
     @property
@@ -72,20 +68,11 @@ class RowMask:
         """Size in memory in bytes, including the overhead of objects."""
         return self.bits.nbytes + _OBJECT_OVERHEAD_BYTES
 
-    def of_keys(self, keys: int) -> _Array:
-        """The bits of the first keys; of all if there are fewer."""
-        if keys >= self.keys:
-            return self.bits
-        bits = self.bits[..., : _bytes(keys)].copy()
-        bits[..., keys // 8 :] &= (1 << keys % 8) - 1
-        return bits
-
 
 class RowRecords:
     """Masks by the index of a row in the training data, and by layer, on the host.
 
-    In each layer a row takes ``heads * queries * ceil(keys / 8)`` bytes, for its own length, and 350 more. Beyond
-    ``limit`` bytes, by default a quarter of the memory that is free now, the oldest records are discarded.
+    Beyond ``limit`` bytes, by default a quarter of the memory that is free now, the oldest are discarded.
 
     Attributes:
         rows: Masks by layer, by row, the oldest row first; to be changed by :meth:`put` only.
@@ -168,17 +155,16 @@ class RowPass:
         self._spans: dict[str, tuple[tuple[Any, ...], Spans]] = {}
 
     def candidates(self, call: AttentionCall) -> Candidates | None:
-        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
-        if (call.layer.key, call.shape) not in self._candidates:
-            found: dict[str, Candidates | None] = {call.layer.key: None, **self._recorded(call)}
-            self._candidates |= {(layer, call.shape): own for layer, own in found.items()}
-        return self._candidates[call.layer.key, call.shape]
+        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any.
 
-    def _recorded(self, call: AttentionCall) -> dict[str, Candidates]:
-        """Put the masks of the rows where the rows are in a call, for all layers that are like the call's."""
+        At the first of the layers that are like the call's, the masks of all of them are put where the rows are in it.
+        """
+        if (call.layer.key, call.shape) in self._candidates:
+            return self._candidates[call.layer.key, call.shape]
+        self._candidates[call.layer.key, call.shape] = None
         sequences, of_layers = call.shape[0] // len(self.rows), dict[str, list[RowMask | None]]()
         for layer in self._layers:
-            if layer.kind == call.layer.kind and (layer.key, call.shape) not in self._candidates:
+            if layer.kind == call.layer.kind and self._candidates.get((layer.key, call.shape)) is None:
                 names = [_name(layer.key, part) for part in range(sequences)]
                 of_layers[layer.key] = [self.records.rows.get(row, {}).get(name) for row in self.rows for name in names]
         shapes = {
@@ -187,19 +173,18 @@ class RowPass:
         }
         shape = shapes.get(call.layer.key)
         if shape is None:
-            return {}
+            return None
         ((heads, _, _), keys), like = shape, [key for key, own in shapes.items() if own == shape]
         width, spans = keys if self.hidden else call.shape[3], self.spans(call)
-        # From pinned memory the host need not wait for the copy.
-        bits = torch.zeros(
-            (len(like), call.shape[0], heads, call.shape[2], _bytes(width)),
-            dtype=torch.uint8,
-            pin_memory=call.device.type == "cuda",
-        )
+        size = (len(like), call.shape[0], heads, call.shape[2], _bytes(width))
+        bits = torch.zeros(size, dtype=torch.uint8, pin_memory=call.device.type == "cuda")  # copied without waiting
         for of_layer, key in zip(bits.numpy(), like, strict=True):
             for of_row, mask, (query, queries, _, keys_of_row) in zip(of_layer, of_layers[key], spans, strict=True):
                 if mask is not None:
-                    own = mask.bits if self.hidden else mask.of_keys(keys_of_row)
+                    own = mask.bits
+                    if not self.hidden and keys_of_row < mask.keys:  # the row is cut in this batch
+                        own = own[..., : _bytes(keys_of_row)].copy()
+                        own[..., keys_of_row // 8 :] &= (1 << keys_of_row % 8) - 1
                     rows = min(queries, own.shape[1])
                     of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
         bits = bits.to(call.device, non_blocking=True)
@@ -209,7 +194,9 @@ class RowPass:
             reads: list[Callable[[], Tensor]] = [partial(masks.__getitem__, i) for i in range(len(like))]
         else:
             reads = [partial(_unpacked, each, by, width) for each in bits]
-        return {key: Candidates(read, own) for key, read, own in zip(like, reads, signal, strict=True)}
+        for key, read, found in zip(like, reads, signal, strict=True):
+            self._candidates[key, call.shape] = Candidates(read, found)
+        return self._candidates[call.layer.key, call.shape]
 
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call, read once for all layers of a kind, which share their mask."""
@@ -240,28 +227,22 @@ class _Gradient(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """Candidates of some layers of a pass, on their device until the step ends.
-
-    Attributes:
-        bits: ``(layers, batch, heads, queries, bytes)``; the first key of a sequence that is not padding comes first.
-        finite: Where the gradients are finite, ``(layers,)``.
-    """
+    """Candidates of some layers of a pass, on their device until the step ends."""
 
     rows: Sequence[int]
     layers: Sequence[str]
-    bits: Tensor
+    bits: Tensor  # (layers, batch, heads, queries, bytes), from the first key of a sequence that is not padding
     spans: Spans
-    finite: Tensor
+    finite: Tensor  # where the gradients are finite, (layers,)
 
 
 class Recorder:
     """Owner of the records of rows, and of what the passes of a step have added to them.
 
-    Rows move from process to process, so each process keeps the records of all rows: at the start of an epoch they
-    exchange what they recorded in the previous one.
+    Rows move from process to process, so each keeps the records of all: they exchange them at the start of an epoch.
 
     Attributes:
-        without_signal: Fraction of the rows of the last step that have no candidate in any layer, for example because
+        without_signal: Fraction of the rows of the last step without a candidate in any layer, for example because
             their gradients are zero in float16; None if nothing was recorded.
     """
 
@@ -311,9 +292,8 @@ class Recorder:
     def recording(self, row_pass: RowPass, call: AttentionCall, choose: Choose) -> AttentionEdit:
         """Return the edit that records the candidates of a layer when the pass is differentiated.
 
-        A GPU chooses the candidates of several small layers at once. If rows are repeated (copies are adjacent), the
-        first copy is recorded. Where gradients are not finite, as in a step that a float16 scaler skips, the previous
-        record is kept.
+        Of copies of a row, the first is recorded. Where gradients are not finite, as in a step that a float16 scaler
+        skips, the previous record is kept.
         """
         row_pass.spans(call)  # here the host waits for the device for less long than in the backward pass
 

@@ -54,7 +54,6 @@ class Vanilla(Method):
         p: Probability that a position is dropped, in (0, 1).
         where: ``"scores"``: scores of all valid positions and heads, in addition to the model's own dropout.
             ``"weights"``: attention weights, in place of the model's own attention dropout.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Source: Table 3 of Wu, Zhao, Zhang (2021), with 0.1 and 0.2; for weights, Vaswani et al. (2017).
     """
@@ -98,8 +97,7 @@ class Scheduler(Method):
         progress: Knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: Probability at each knot, in [0, 1]: one list for all layers, or one per layer in order. Lists of
             numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
-        layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
-            self-attention or, if there is none, the decoder's.
+        layers: Layers to drop in; of these only the encoder's self-attention or, if there is none, the decoder's.
         shape: ``"own"``: by ``progress`` and ``probabilities``. Or predefined, linear from 0.6: ``"qnli"``, to 0.55 in
             the first layer and 0.1 lower in each further one, at least 0.25; ``"cola"``, to 0.9 in all layers.
 
@@ -225,7 +223,6 @@ class DropHead(Method):
         turn: Fraction of the planned optimizer steps at which the probability is 0, in (0, 1).
         schedule: ``"v"``: linear from ``p_start`` to 0 at ``turn``, and from there to ``p_end``. ``"constant"``:
             ``p_start`` throughout; ``p_end`` and ``turn`` are unused.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: In training, the schedule is ``"v"`` and the number of planned optimizer steps is unknown.
@@ -276,7 +273,6 @@ class LayerDrop(Method):
 
     Args:
         p: Probability that a block is skipped, in (0, 1].
-        layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: In training, no block can be skipped.
@@ -339,7 +335,6 @@ class AttentionLayerDrop(Method):
 
     Args:
         p: Probability that a layer is selected, in (0, 1].
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020), including the default of 0.2. Not specified
     there: one sample is used for the global batch, and the model's own attention dropout acts on the equal weights.

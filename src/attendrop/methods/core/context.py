@@ -68,23 +68,23 @@ class LabelledData(Protocol):
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Context of a training run, passed to :meth:`Method.start`.
+    """Context of a training run, passed to :meth:`Method.start`; what is not known, or not there, is None.
 
     Attributes:
         model: The model without wrappers.
         seed: Seed of the method's random numbers.
         processes: The distributed process group.
-        total_steps: Number of optimizer steps planned, if known.
-        optimizer: The model's optimizer, if known.
-        max_grad_norm: Norm to which gradients are clipped, if any.
-        scaler: The gradient scaler of float16 training, if any.
-        reward_data: Rows to score models on, if any.
-        train_data: The training rows, if known.
+        total_steps: Number of optimizer steps planned.
+        optimizer: The model's optimizer.
+        max_grad_norm: Norm to which gradients are clipped.
+        scaler: The gradient scaler of float16 training.
+        reward_data: Rows to score models on.
+        train_data: The training rows.
         evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
             unless within :func:`attendrop.attention.hooks.in_full_precision`. A third argument is a plan for the
             pass, bound to the model.
-        metric: Computes a score (higher is better) from logits and their labelled batch, if any.
-        mask_token: Id of the mask token, if any.
+        metric: Computes a score (higher is better) from logits and their labelled batch.
+        mask_token: Id of the mask token.
         special_tokens: Ids of tokens that are never masked.
         act_on_second_model: Applies the other methods of a composition to a second model that this method trains.
             Returns a function to call before each step of its optimizer.
@@ -127,11 +127,6 @@ class RunningStatistics:
         self.active = Counter(active)
         self.counts = {name: torch.tensor(pair) for name, pair in (counts or {}).items()}
         self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
-
-    def begin(self, acting: Sequence[str]) -> None:
-        """Count a pass in which these sources are active."""
-        self.passes += 1
-        self.active.update(acting)
 
     def took_effect(self, source: str) -> bool:
         """Return whether a source was active in a pass and, if it counts dropped units, dropped any."""

@@ -138,23 +138,20 @@ class RandomMaskPlan(Plan):
             if not sampled:
                 drop, valid = sample(hidden.shape[2] * hidden.shape[3]), call.valid_queries()
                 sampled.append(drop if valid is None else drop & valid)
-                self._report(call, sampled[0], None, rows)
+                self.report(call, sampled[0], rows, units=True)
             return act(hidden, sampled[0].view(hidden.shape))
 
         return AttentionEdit(output=output)
 
-    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> Tensor:
+    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None, *, units: bool = False) -> Tensor:
         """Count the valid positions where ``drop``, broadcastable to ``call.shape``, and return their mask.
 
         The fraction is relative to the positions of ``rows``, the queries that have candidates, ``(batch, 1 or heads,
-        query, 1)``; None: those that are not padding.
+        query, 1)``; None: those that are not padding. With ``units``, ``drop`` is one of :meth:`without_units`.
         """
-        drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
-        self._report(call, drop, call.valid, rows)
-        return drop
-
-    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> None:
-        columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)
+        if not units:
+            drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
+        columns = drop.shape[-1] if units or call.valid is None else call.valid.sum(-1, keepdim=True)
         # Summing bytes is faster than summing booleans. Ranking by attention weights gives candidates to padding rows.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
         rows = call.valid_queries() if rows is None else rows
@@ -162,6 +159,7 @@ class RandomMaskPlan(Plan):
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
         possible = (rows * columns).expand(*drop.shape[:-1], 1).sum()
         self.context.report(call.layer.key, (dropped * rows).sum(), possible)
+        return drop
 
 
 class WordPlan(Plan):
