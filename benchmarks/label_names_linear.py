@@ -25,9 +25,9 @@ from attendrop.studies.statistics import paired_difference
 from attendrop.support.files import resolve_model
 from attendrop.tasks.class_names import in_words
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.heads.linear_models import fit_logistic_regression
 from attendrop.tasks.row_scores import RowScores
 from attendrop.tasks.splits import few_shot
+from attendrop.tasks.types.linear_models import fit_logistic_regression
 
 RESULTS = Path(__file__).parents[1] / "results" / "does_it_help" / "6_label_names"
 ROWS, DRAWS = (1, 2, 3, 5, 7, 10, 20), range(10)
@@ -76,7 +76,7 @@ def runs(encoder: Encoder, data: str, kept: Sequence[dict[str, Any]]) -> Iterato
         label_type="class",
     )  # fmt: skip
     task, train, test = loaded.task, loaded.splits["train"], loaded.splits["dev"]
-    names, numbers = task.head.label_names, list(range(len(task.head.label_names)))
+    names, numbers = task.type.label_names, list(range(len(task.type.label_names)))
     words, right = [in_words(name) for name in names], np.array(test["label"])
     scored = encoder(test["text"])
     for rows in ROWS:

@@ -23,7 +23,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.extend import row_losses, row_shares
 from attendrop.methods.core.context import Processes, RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
-from attendrop.tasks.heads.model_classes import choice_class
+from attendrop.tasks.types.model_classes import choice_class
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ConcreteDropout, ContextualDropout, LearnableBernoulli, VariationalDropout
 from attendrop_methods.learnt_dropout import bernoulli_divergence, mean_values, query_weights, real_queries

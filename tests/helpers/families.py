@@ -13,7 +13,7 @@ from helpers.family_batches import LABELS, Batch, batches_for
 from helpers.tiny_configs import tiny_config
 
 # The heads that families are run with, of each family the first for which that can be done, and their batches.
-HEADS = {
+TASK_TYPES = {
     "SEQUENCE_CLASSIFICATION": "text",
     "TOKEN_CLASSIFICATION": "tokens",
     "QUESTION_ANSWERING": "spans",
@@ -67,7 +67,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def heads_of(family: str) -> dict[str, str]:
     """Return the heads that a family has, with the names of their classes."""
     found = {}
-    for head in HEADS:
+    for head in TASK_TYPES:
         name = getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES").get(family)
         if name is not None:
             found[head] = name if isinstance(name, str) else name[0]
@@ -104,7 +104,7 @@ def build(family: str, head: str) -> tuple[Any, Batch]:
             else:
                 parameter.add_(torch.randn(parameter.shape) * 0.1)
         model.tie_weights()
-    batches = list(batches_for(family, HEADS[head], model))
+    batches = list(batches_for(family, TASK_TYPES[head], model))
     batch = next((batch for batch in batches[:-1] if takes(model, batch)), batches[-1])
     with torch.no_grad():
         if not model(**batch).loss.isfinite():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attendrop.methods.core.context import Processes, TrainingContext
 from attendrop.support.models import loss_and_outputs, to_device
-from attendrop.tasks.heads.model_classes import saved_model_class
+from attendrop.tasks.types.model_classes import saved_model_class
 from helpers.device import DEVICE
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3

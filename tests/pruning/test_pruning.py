@@ -42,7 +42,7 @@ from attendrop.pruning.selection import (
     parse_selection,
 )
 from attendrop.support.files import PRUNED_CONFIG, WEIGHTS
-from attendrop.tasks.heads.modeling_mean_pooling import mean_of_valid
+from attendrop.tasks.types.modeling_mean_pooling import mean_of_valid
 
 DEEP = {"num_hidden_layers": 3}
 BERT = {**zoo.ZOO["bert"].options, **DEEP}

@@ -15,7 +15,7 @@ from attendrop import ADDrop, Vanilla
 from attendrop.errors import AttendropError
 from attendrop.reports.attention_drops import DropMoment
 from attendrop.reports.attention_maps import DropSettings, TextMaps, text_maps, token_texts
-from attendrop.tasks.heads.classification import Classification, Regression
+from attendrop.tasks.types.classification import Classification, Regression
 
 TEXT = "the cat sees not the red bird"
 

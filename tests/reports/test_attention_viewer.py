@@ -35,7 +35,7 @@ from attendrop.reports.page import Section
 from attendrop.reports.results import read_results
 from attendrop.support.files import write_json
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.types.classification import Classification
 
 HOSTILE = "</script><img src=x>the"  # 11 tokens
 TAKEN = "<script>document.title='taken'</script><img src=http://example.org/x.png>"

@@ -16,8 +16,8 @@ from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.data_report import data_report, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.classification import Classification
 
 YES_NO = Classification(("no", "yes"))
 
@@ -31,10 +31,10 @@ def report_of(
     tokenizer: hf.PreTrainedTokenizerBase,
     train: list[tuple[str, Any]],
     dev: list[tuple[str, Any]],
-    head: Head = YES_NO,
+    task_type: TaskType = YES_NO,
     max_length: int = 6,
 ) -> dict[str, Any]:
-    task = files_task(["text"], head)
+    task = files_task(["text"], task_type)
     splits = {name: as_dataset(task, rows) for name, rows in {"train": train, "dev": dev}.items()}
     data, parts = TaskData(task, splits, "here"), Parts(splits["train"], None, {"dev": splits["dev"]})
     config = tiny.config(Path(), max_length=max_length, method="finetune")
@@ -42,7 +42,7 @@ def report_of(
 
 
 def as_dataset(task: Task, rows: list[tuple[str, Any]]) -> Dataset:
-    labels = task.head.read_labels([label for _, label in rows])
+    labels = task.type.read_labels([label for _, label in rows])
     return Dataset.from_dict({"text": [text for text, _ in rows], "label": labels})
 
 
@@ -74,9 +74,9 @@ def test_lengths_of_many_rows_are_counted_some_rows_at_a_time(
     """All tokens of 300,000 long texts would take gigabytes."""
     tokenize, sizes = Classification.tokenize, list[int]()
 
-    def counting(head: Head, columns: Any, tokenizer: Any, max_length: int | None) -> Any:
+    def counting(task_type: TaskType, columns: Any, tokenizer: Any, max_length: int | None) -> Any:
         sizes.append(len(columns["text"]))
-        return tokenize(head, columns, tokenizer, max_length)  # type: ignore[arg-type]
+        return tokenize(task_type, columns, tokenizer, max_length)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Classification, "tokenize", counting)
     report = report_of(tokenizer, [("the cat sees a dog", "no"), ("the cat sees a", "yes")] * 1250, DEV)
@@ -115,22 +115,22 @@ def test_a_space_is_no_token_that_a_model_knows(tmp_path: Path) -> None:
 
 
 def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    head = Classification(("Pos", "pos", "neg"))
-    report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], head)
-    assert list(report_warnings(report, head)) == [
+    task_type = Classification(("Pos", "pos", "neg"))
+    report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], task_type)
+    assert list(report_warnings(report, task_type)) == [
         "Classes that differ only in case or spaces: 'Pos' and 'pos'.",
         "No row of train has one of these classes, which cannot be learnt: 'neg'.",
         "These classes occur once, in a row that is trained on, so that no score is of them: 'Pos', 'pos'.",
     ]
     report["similar_classes"] = [["A", "a"]] * 7
-    assert next(report_warnings(report, head)).endswith("; 'A' and 'a'; 2 more pairs.")
+    assert next(report_warnings(report, task_type)).endswith("; 'A' and 'a'; 2 more pairs.")
 
 
 def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    head = Classification(("no", "yes", "rare"))
+    task_type = Classification(("no", "yes", "rare"))
     train = [("a", "no"), ("the", "yes"), ("cat", "rare"), ("the cat", "no")]
-    report = report_of(tokenizer, train, [("dog", "yes")], head)
-    assert list(report_warnings(report, head)) == [
+    report = report_of(tokenizer, train, [("dog", "yes")], task_type)
+    assert list(report_warnings(report, task_type)) == [
         "These classes occur once, in a row that is trained on, so that no score is of them: 'rare'."
     ]
 
@@ -138,17 +138,17 @@ def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerB
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     names = tuple(f"intent {n}" for n in range(77))
     rows = [("the cat", names[n % 77]) for n in range(80)]
-    head = Classification(names)
-    lines = report_table(report_of(tokenizer, rows, rows[:1], head), head).splitlines()
+    task_type = Classification(names)
+    lines = report_table(report_of(tokenizer, rows, rows[:1], task_type), task_type).splitlines()
     assert lines[0] == "Data: classification, 77 classes" and len(lines) == 5
     assert lines[3].split() == ["rows", "of", "a", "class", "1", "to", "2", "0", "to", "1"]
 
 
 def test_training_texts_that_resemble_each_other_are_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    def warned(train: list[tuple[str, Any]], head: Classification = YES_NO) -> list[str]:
-        report = report_of(tokenizer, train, train[:1], head)
+    def warned(train: list[tuple[str, Any]], task_type: Classification = YES_NO) -> list[str]:
+        report = report_of(tokenizer, train, train[:1], task_type)
         assert report["likeness"] is not None
-        return [warning for warning in report_warnings(report, head) if "--ood" in warning]
+        return [warning for warning in report_warnings(report, task_type) if "--ood" in warning]
 
     places = ("sea", "hill", "lake", "town")
     alike = [(f"the cat sees a dog near the {place}", "no") for place in places]

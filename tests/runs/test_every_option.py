@@ -20,7 +20,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import SELECTION
 from attendrop.runs.run_trainer import RunCallback
-from attendrop.tasks.heads.model_classes import pools_mean
+from attendrop.tasks.types.model_classes import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

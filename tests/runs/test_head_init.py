@@ -45,9 +45,9 @@ def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:
     torch.manual_seed(config.seed)
     loaded = load_for(config.model, run.task, config.pooling)
     parts = encode_parts(config, run.task, run.parts, loaded.tokenizer)
-    found = init_head(loaded, run.task.head, parts, config)
+    found = init_head(loaded, run.task.type, parts, config)
     columns = parts.train.to_dict()
-    outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, columns, 64, "cpu")
+    outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.type, columns, 64, "cpu")
     return loaded.model, found, (outputs, np.array(of_documents(columns["labels"], columns)))
 
 

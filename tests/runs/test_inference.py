@@ -30,18 +30,18 @@ from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.train import train
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.base import Head, row_array
-from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.prediction_files import FORMATS, PredictionWriter
+from attendrop.tasks.types.base import TaskType, row_array
+from attendrop.tasks.types.classification import Classification
+from attendrop.tasks.types.token_classification import TokenClassification
 
 YES_NO = Classification(("no", "yes"))
 
 
-def save_run(folder: Path, columns: list[str], head: Head = YES_NO) -> Path:
+def save_run(folder: Path, columns: list[str], task_type: TaskType = YES_NO) -> Path:
     """A finished run, without training."""
     tiny.save_tiny_bert(folder)
-    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, head))
+    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, task_type))
     model.save_pretrained(folder)
     config = {"text_columns": columns, "label_column": "label", "max_length": 24}
     metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
@@ -107,7 +107,9 @@ def no_logits(encoded: dict[str, list[Any]]) -> Any:
 
 def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(inference, "predict_outputs", lambda model, tokenizer, head, encoded, *_: no_logits(encoded))
+    monkeypatch.setattr(
+        inference, "predict_outputs", lambda model, tokenizer, task_type, encoded, *_: no_logits(encoded)
+    )
 
     def peak(rows: int) -> int:
         source = Source(file=str(write_rows(tmp_path / f"{rows}.csv", rows)), overwrite=True)
@@ -244,11 +246,11 @@ def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
     metrics["all_scores"] = {"dev": {HOSTILE: 0.5, metrics["metric"]: 0.5}}
     pruned = {"layers": [], "of": 2, "selection": None, "all_scores": {}, "unknown": HOSTILE, "speed": None}
     pruned |= {"parameters": {"before": 1, "after": 1}, "chosen": False, "rows": 0, "chosen_on": "", "ranked_by": ""}
-    head = Classification(label_names=("no", HOSTILE))
+    task_type = Classification(label_names=("no", HOSTILE))
     for card in (
-        model_card(metrics, head),
-        baseline_card(metrics, head),
-        pruned_card(metrics | {"pruned": pruned}, head),
+        model_card(metrics, task_type),
+        baseline_card(metrics, task_type),
+        pruned_card(metrics | {"pruned": pruned}, task_type),
     ):
         assert "<img" not in card and "<script" not in card and "x](" not in card
         assert "&lt;img src=x onerror" in card
@@ -261,9 +263,9 @@ def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_line_ends_in_labels_do_not_end_a_row(tmp_path: Path, suffix: str) -> None:
     labels, output = ("O", "a\rb", "a\nb", "a\r\nb", "a\tb"), tmp_path / f"out.{suffix}"
-    head: Head = TokenClassification(labels) if suffix == "conll" else Classification(labels)
+    task_type: TaskType = TokenClassification(labels) if suffix == "conll" else Classification(labels)
     outputs, words = np.eye(5), {"index": range(5), "tokens": [["the"]] * 5}
-    with PredictionWriter(output, files_task(["tokens"], head)) as writer:
+    with PredictionWriter(output, files_task(["tokens"], task_type)) as writer:
         writer.write(words, row_array(list(outputs[:, None])) if suffix == "conll" else outputs)
     if suffix in ("csv", "tsv"):
         rows = csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix], strict=True)

@@ -15,7 +15,7 @@ from attendrop.runs.prediction_passes import frozen_features, predict_outputs
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.types.classification import Classification
 
 YES_NO = Classification(("no", "yes"))
 FIRST = [tiny.sentence(number) for number in range(12)]
@@ -67,7 +67,7 @@ def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> 
         eval_dataset=rows,
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
-        head=Classification(("no", "yes")),
+        task_type=Classification(("no", "yes")),
         compute_loss_func=lambda outputs, labels, num_items_in_batch: outputs.logits.sum(),
         compute_metrics=lambda found: seen.append((found.predictions, found.label_ids)) or {},  # type: ignore[func-returns-value]
     )

@@ -85,9 +85,9 @@ def test_of_a_task_they_take_the_place_of_its_development_set(files: Path) -> No
     found = parts(files, **task, selection_fraction=0.0)
     assert list(found.report) == ["dev"]
     data = resolve_run(config(files, **task, test_fraction=0.0)).data
-    train, development = (set(data.task.head.texts(data.splits[name])) for name in ("train", "dev"))
-    held = set(data.task.head.texts(found.report["dev"]))
-    assert held <= train and not held & set(data.task.head.texts(found.train))
+    train, development = (set(data.task.type.texts(data.splits[name])) for name in ("train", "dev"))
+    held = set(data.task.type.texts(found.report["dev"]))
+    assert held <= train and not held & set(data.task.type.texts(found.train))
     assert not held & development
 
 

@@ -22,7 +22,7 @@ from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
 from attendrop.studies.method_rows import method_label
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.types.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -26,8 +26,8 @@ from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
-from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.row_scores import PREDICTIONS
+from attendrop.tasks.types.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
@@ -94,7 +94,7 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
 
     def remembering(self: Any, rows: Any) -> Any:
         seen.append(rows["index"][:])
-        return baselines._Fit(BaselineModel("majority", self.head, self.tokenizer, np.eye(4)[0]))
+        return baselines._Fit(BaselineModel("majority", self.task_type, self.tokenizer, np.eye(4)[0]))
 
     monkeypatch.setattr(baselines._Baseline, "constant", remembering)
     metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")

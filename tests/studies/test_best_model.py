@@ -46,7 +46,7 @@ def chosen(
             unit = Unit(dataclasses.replace(own, seed=seed), baseline)
             results.append(Result(unit, Path(f"{name}-{seed}"), metrics, None))
     found = answer([each.metrics for each in results if each.metrics is not None])
-    wanted = best_model(found, results, config, resolve_run(config).task.head, Path(config.output_dir))
+    wanted = best_model(found, results, config, resolve_run(config).task.type, Path(config.output_dir))
     assert wanted.keep_model
     return wanted.baseline, resolve_run(wanted.config).config
 

@@ -93,7 +93,7 @@ def test_settings_with_learning_rates_are_rows_of_their_own(folder: Path, run_by
     units, labels = final_units(of, {each.label: each for each in of.methods})
     results = [replace(each, label=label) for each, label in zip(Runner().run(units), labels, strict=True)]
     recommended: Any = SimpleNamespace(use="mixout p=0.9 learning_rate=0.004")
-    kept = best_model(recommended, results, of.config, resolve_run(of.config).task.head, folder)
+    kept = best_model(recommended, results, of.config, resolve_run(of.config).task.type, folder)
     assert (kept.config.learning_rate, kept.options["p"]) == (4e-3, 0.9)
 
 

@@ -36,13 +36,13 @@ def config(folder: Path, **options: Any) -> RunConfig:
 
 def test_the_encoder_learns_and_nothing_else_changes(folder: Path) -> None:
     run = resolve_run(config(folder))
-    rows, head = run.parts.train, run.task.head
+    rows, task_type = run.parts.train, run.task.type
     tuned = []
     for _ in range(2):
         model, tokenizer = load_model_and_tokenizer(run.config.model, run.task)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         state = torch.get_rng_state()
-        tune_on_pairs(model, tokenizer, head.texts(rows), head.strata_of(rows), run.config)
+        tune_on_pairs(model, tokenizer, task_type.texts(rows), task_type.strata_of(rows), run.config)
         assert torch.equal(torch.get_rng_state(), state)
         after = model.state_dict()
         changed = {name for name in before if not torch.equal(before[name], after[name])}

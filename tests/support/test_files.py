@@ -21,9 +21,9 @@ from attendrop.support.files import (
     write_text,
 )
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.table import SkippedRow, write_skipped
+from attendrop.tasks.types.classification import Classification
 
 
 def test_a_full_disk_is_told_whichever_library_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

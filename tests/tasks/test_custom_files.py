@@ -13,8 +13,8 @@ import pytest
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.table import BadRows, write_skipped
+from attendrop.tasks.types.classification import Classification, Regression
 
 GOOD = "text,label\ngood,yes\nbad,no\n"
 
@@ -43,8 +43,8 @@ def load_train(name: str, **options: object) -> TaskData:
 
 def read_for(classes: tuple[str, ...], name: str, **options: Any) -> dict[str, list[Any]]:
     """The columns of a file for a model with these classes."""
-    head = Classification(classes)
-    (chunk,) = stream_file(name, text_columns=["text"], head=head, size=9, bad=BadRows(), **options)
+    task_type = Classification(classes)
+    (chunk,) = stream_file(name, text_columns=["text"], task_type=task_type, size=9, bad=BadRows(), **options)
     return chunk.columns
 
 
@@ -164,7 +164,7 @@ def test_decimal_commas_are_read_where_semicolons_separate_columns(folder: Path)
     assert data.task.kind == "regression" and data.splits["train"]["label"] == [0.5, -1.25, 3.0]
     assert load_train(name, label_type="class").task.label_names == ("3", "-1,25", "0,5")
     columns = {"text_columns": ["text"], "label_column": "label"}
-    (chunk,) = stream_file(name, **columns, head=Regression(), size=9, bad=BadRows())
+    (chunk,) = stream_file(name, **columns, task_type=Regression(), size=9, bad=BadRows())
     assert chunk.columns["label"] == [0.5, -1.25, 3.0]
     with pytest.raises(AttendropError, match="look like numbers, but are not read as such"):
         load_train(scores(",", "0,5", "1,5"))
@@ -225,9 +225,9 @@ def test_labels_that_training_lacks_can_be_kept(folder: Path) -> None:
     write("dev.csv", "text,label\na,yes\nb,maybe\nc,no\nd,never\ne,maybe\nf,\n")
     data = load_train("train.csv", eval_file="dev.csv", unknown_labels="wrong", skip_bad_rows=True)
     assert (data.task.label_names, data.task.unknown_names) == (("no", "yes"), ("maybe", "never"))
-    assert data.splits["dev"]["label"] == [1, 2, 0, 3, 2] and data.task.head.num_classes == 2
+    assert data.splits["dev"]["label"] == [1, 2, 0, 3, 2] and data.task.type.num_classes == 2
     assert [row.place for row in data.skipped] == ["line 7"]
-    assert data.task.head.unknown_counts([1, 2, 0, 3, 2]) == {"maybe": 2, "never": 1}
+    assert data.task.type.unknown_counts([1, 2, 0, 3, 2]) == {"maybe": 2, "never": 1}
     with pytest.raises(AttendropError, match="unknown-labels 'wrong' is for classes and for tags of words"):
         load_train("train.csv", eval_file="dev.csv", label_type="labels", unknown_labels="wrong", skip_bad_rows=True)
 

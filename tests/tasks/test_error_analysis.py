@@ -13,7 +13,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from attendrop.cli.evaluate import error_report
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, remarks
-from attendrop.tasks.heads.classification import Classification, MultiLabel, Regression
+from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
 
 NAMES = ("no", "perhaps", "yes")
 TASK = files_task(["text"], Classification(NAMES))

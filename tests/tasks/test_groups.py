@@ -169,7 +169,7 @@ def test_groups_are_the_units_of_row_scores(metric: str) -> None:
     generator = np.random.default_rng(0)
     labels, answers = (generator.random((2, 300)) < 0.4).astype(int)
     task = Task("files", "classification", ("text",), ("no", "yes"), metric, "")
-    score = task.head.metrics[metric].score
+    score = task.type.metrics[metric].score
     found = row_scores(task, np.eye(2)[answers], labels, rows_of(texts(300), groups))
     names = dict.fromkeys(groups)
     without = [score(labels[keep], np.eye(2)[answers][keep]) for name in names for keep in [np.array(groups) != name]]

@@ -13,10 +13,10 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.studies.study_file import read_study
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.inspection import check_files, inspect_files
 from attendrop.tasks.labels import label_variants, read_label_map, tag_scheme, write_label_map
 from attendrop.tasks.table import BadRows
+from attendrop.tasks.types.classification import Classification
 
 # Label maps -----------------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ def test_labels_are_merged_at_reading(tmp_path: Path) -> None:
     data = load(tmp_path, ["refund", " refnd", "billing", "Billing"])
     assert data.task.label_names == ("billing", "refund") and data.splits["train"]["label"] == [1, 1, 0, 0]
     options = {"text_columns": ["text"], "label_column": "label", "label_map": tmp_path / "map.csv"}
-    (chunk,) = stream_file(tmp_path / "a.csv", **options, head=data.task.head, size=9, bad=BadRows())
+    (chunk,) = stream_file(tmp_path / "a.csv", **options, task_type=data.task.type, size=9, bad=BadRows())
     assert chunk.columns["label"] == [1, 1, 0, 0]
 
 
@@ -140,14 +140,14 @@ def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
     found = check_files(str(file), None, **options)
     assert found is not None and (found.labels, found.label_type) == (counts, "class" if names else "number")
     assert data.task.label_names == names
-    (chunk,) = stream_file(file, **options, head=data.task.head, size=9, bad=BadRows())
+    (chunk,) = stream_file(file, **options, task_type=data.task.type, size=9, bad=BadRows())
     assert chunk.columns["label"] == data.splits["train"]["label"][:]
 
 
 def test_a_thousand_is_not_the_class_1_with_a_decimal_comma() -> None:
-    head = Classification(("1", "2"))
-    assert head.read_labels(["1,0", "2,00", "2"]) == [0, 1, 1]
-    assert head.unknown_labels("1,000") == ["1,000"]
+    task_type = Classification(("1", "2"))
+    assert task_type.read_labels(["1,0", "2,00", "2"]) == [0, 1, 1]
+    assert task_type.unknown_labels("1,000") == ["1,000"]
 
 
 # Forms ---------------------------------------------------------------------------------------------------------------

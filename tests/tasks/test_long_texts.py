@@ -12,8 +12,8 @@ from helpers import tiny
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import encode
-from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.registry import get_task
+from attendrop.tasks.types.registry import get_task_type
 
 TASK = get_task("sst2")
 # Numbers of words of the texts; 8 are left of a maximum length of 10.
@@ -73,11 +73,11 @@ def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> 
     raw = np.arange(12, dtype=np.float32).reshape(6, 2)
     means = np.array([raw[:2].mean(0), raw[2], raw[3:].mean(0)])
     for kind, names in (("classification", ("no", "yes")), ("regression", ())):
-        head = get_head(kind, names)
+        task_type = get_task_type(kind, names)
         tokenizer: Any = None
-        assert np.array_equal(head.row_outputs(raw, encoded, tokenizer), means)
-        assert head.references(encoded).tolist() == [1, 0, 1]
-        assert np.array_equal(head.row_outputs(raw, {"labels": [0] * 6}, tokenizer), raw)
+        assert np.array_equal(task_type.row_outputs(raw, encoded, tokenizer), means)
+        assert task_type.references(encoded).tolist() == [1, 0, 1]
+        assert np.array_equal(task_type.row_outputs(raw, {"labels": [0] * 6}, tokenizer), raw)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_labels_that_training_lacks_are_wrong(task: Task) -> None:
     if task is not OWN_CLASSES and task.num_labels == 2:
         expected |= {name: score(gold == "yes", found == "yes") for name, score in BINARY.items()}
         expected |= {name: score(gold == "yes", logits[:, 1] - logits[:, 0]) for name, score in RANKING.items()}
-    metrics = task.head.metrics
+    metrics = task.type.metrics
     assert {name: metric.score(labels, logits) for name, metric in metrics.items()} == pytest.approx(
         {name: expected[name] for name in metrics}
     )
@@ -147,7 +147,7 @@ LABELLED: dict[str, tuple[Task, np.ndarray[Any, Any], np.ndarray[Any, Any], np.n
     "labels": (MULTI_LABEL, (NUMBERS[::-1] > 0.5).astype(int), NUMBERS, NUMBERS),
     "numbers": (OWN_NUMBERS, NUMBERS[:, 0], NUMBERS[:, 1], NUMBERS[:, 1]),
 }
-NAMES = [(kind, name) for kind, row in LABELLED.items() for name in row[0].head.metrics]
+NAMES = [(kind, name) for kind, row in LABELLED.items() for name in row[0].type.metrics]
 
 
 @pytest.mark.filterwarnings("ignore:.* is ill-defined")  # of rows without labels
@@ -186,7 +186,7 @@ def test_metric_that_does_not_fit_is_refused(task: Task, name: str, message: str
 def test_constant_scores_are_those_of_the_most_common_class_of_training() -> None:
     answer, scores = constant_scores(TWO_CLASSES, np.array([0, 1, 1]), np.array([0, 0, 0, 1])) or ("", {})
     assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
-    _, outputs = TWO_CLASSES.head.constant_answer(np.array([0, 1, 1]), np.zeros(2)) or ("", np.zeros(0))
+    _, outputs = TWO_CLASSES.type.constant_answer(np.array([0, 1, 1]), np.zeros(2)) or ("", np.zeros(0))
     assert np.exp(outputs[1]) / np.exp(outputs[1]).sum() == pytest.approx([2 / 5, 3 / 5])  # smoothed frequencies
     answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([1.5, 3.5])) or ("", {})
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 2.0)
@@ -197,7 +197,7 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
     [(TWO_CLASSES, [[3, 0], [0, 3]], ["f1", "cohen_kappa"]), (OWN_NUMBERS, [0, 1], ["pearson"])],
 )
 def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(task: Task, best: Any, names: list[str]) -> None:
-    for metric in (task.head.metrics[name] for name in names):
+    for metric in (task.type.metrics[name] for name in names):
         scores = [metric.score(np.array([0, 1]), np.array(outputs)) for outputs in (best, best[::-1])]
         assert metric.span == pytest.approx(scores[0] - scores[1])
 
@@ -217,10 +217,10 @@ def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(task: Task, 
     ],
 )
 def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, reading: list[int] | None) -> None:
-    assert label_mapping(get_task(task), get_task(trained_on).head) == reading
+    assert label_mapping(get_task(task), get_task(trained_on).type) == reading
 
 
 @pytest.mark.parametrize(("task", "trained_on"), [("pawsx", "mnli"), ("hans", "stsb")])
 def test_models_with_other_classes_are_refused(task: str, trained_on: str) -> None:
     with pytest.raises(AttendropError, match=f"{task} scores models with the classes .* This model's are: "):
-        label_mapping(get_task(task), get_task(trained_on).head)
+        label_mapping(get_task(task), get_task(trained_on).type)

@@ -10,11 +10,11 @@ import pytest
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.token_classification import TokenClassification
-from attendrop.tasks.heads.translation import WrittenText
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import RowScores, row_scores
+from attendrop.tasks.types.base import row_array
+from attendrop.tasks.types.token_classification import TokenClassification
+from attendrop.tasks.types.translation import WrittenText
 
 CLASSES, TAGS = ("no", "yes"), ("O", "B-PER", "I-PER")
 
@@ -103,11 +103,13 @@ def test_counts_of_rows_are_made_once_and_not_again_without_each_block(
     tags, own = np.random.default_rng(0).integers(3, size=(2, 60, 4)), task(metric, "token-classification", TAGS)
     references, outputs = row_array(list(tags[0])), row_array(list(np.eye(3)[tags[1]]))
     rows = Dataset.from_dict({"tokens": [[f"word {row}"] * 4 for row in range(60)]})
-    score = own.head.metrics[metric].score
+    score = own.type.metrics[metric].score
     without = [score(np.delete(references, row), np.delete(outputs, row)) for row in range(60)]
     decoded: list[int] = []
     decode = TokenClassification.decode
-    monkeypatch.setattr(TokenClassification, "decode", lambda head, of: decoded.append(len(of)) or decode(head, of))
+    monkeypatch.setattr(
+        TokenClassification, "decode", lambda task_type, of: decoded.append(len(of)) or decode(task_type, of)
+    )
     found = row_scores(own, outputs, references, rows)
     assert found.values == pytest.approx(60 * score(references, outputs) - 59 * np.array(without))
     assert len(decoded) == 3  # the score, twice, and the counts

@@ -18,7 +18,6 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.classification import Classification, Regression
 from attendrop.tasks.splits import (
     class_likeness,
     few_shot,
@@ -28,6 +27,7 @@ from attendrop.tasks.splits import (
     subset,
 )
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, fit_tokenizer
+from attendrop.tasks.types.classification import Classification, Regression
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
@@ -249,7 +249,7 @@ def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenize
         assert encode(data, classes(2), tokenizer, 99)["length"][:] == [32]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert classes(2).head.length_limit(tokenizer, DEFAULT_MAX_LENGTH, ["text"]) == 32  # which nobody asked for
+        assert classes(2).type.length_limit(tokenizer, DEFAULT_MAX_LENGTH, ["text"]) == 32  # which nobody asked for
     assert RunConfig.max_length == DEFAULT_MAX_LENGTH
     with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
         encode(data, classes(2), tokenizer, 2)

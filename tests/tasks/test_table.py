@@ -23,7 +23,6 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.table import (
     ENCODINGS,
     BadRows,
@@ -35,6 +34,7 @@ from attendrop.tasks.table import (
     read_chunks,
     read_table,
 )
+from attendrop.tasks.types.classification import Classification
 
 ROWS = [("Größe, Preis", "ja"), ("zwei\nZeilen", "nein"), ("“gut”", "ja")]
 TEXT = 'text;label\n"Größe, Preis";ja\n"zwei\nZeilen";nein\n“gut”;ja\n'
@@ -107,7 +107,9 @@ def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, pac
     content = TEXT.encode(encoding)
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(content) if packed else content))
     monkeypatch.setattr("sys.stdin", stdin)
-    found = stream_file("-", text_columns=["text"], head=Classification(("ja",)), size=9, bad=BadRows(), format="csv")
+    found = stream_file(
+        "-", text_columns=["text"], task_type=Classification(("ja",)), size=9, bad=BadRows(), format="csv"
+    )
     assert [row for chunk in found for row in chunk.columns["text"]] == [text for text, _ in ROWS]
     assert not stdin.buffer.closed
 

@@ -133,11 +133,11 @@ class OwnHead(torch.nn.Module):
         super().__init__()
         self.encoder, self.kind = zoo.build("bert").bert, kind
         torch.manual_seed(0)
-        self.head = torch.nn.Linear(16, zoo.LABELS)
+        self.task_type = torch.nn.Linear(16, zoo.LABELS)
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None, **kwargs: Any) -> Any:
         states = self.encoder(input_ids, attention_mask=attention_mask, **kwargs).last_hidden_state
-        logits = self.head(states[:, 0])
+        logits = self.task_type(states[:, 0])
         found = {} if labels is None else {"loss": torch.nn.functional.cross_entropy(logits, labels)}
         return found | {"logits": logits} if self.kind is dict else (*found.values(), logits)
 

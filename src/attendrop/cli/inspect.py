@@ -14,9 +14,9 @@ from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import AttendropError, printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.heads.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.labels import write_label_map
+from attendrop.tasks.types.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.values import may_be_missing
 from attendrop.wording import aligned, counted, names_of
 

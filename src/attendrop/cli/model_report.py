@@ -21,7 +21,7 @@ from attendrop.cli.console import size
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
 from attendrop.support.files import first_line
-from attendrop.tasks.heads.model_classes import saved_model_class
+from attendrop.tasks.types.model_classes import saved_model_class
 
 # Heads to build a model with if its configuration names no class, in order of preference.
 _HEADS = (

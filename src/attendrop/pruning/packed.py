@@ -24,7 +24,7 @@ from attendrop.attention.blocks import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAM
 # Also registers the function for masks, without which transformers runs an unpickled model with none.
 from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.model_classes import pooling_of
+from attendrop.tasks.types.model_classes import pooling_of
 
 # Number of tokens per chunk of the feed-forward part on a CPU: its activations then fit in the cache and reuse memory.
 _CHUNK = 512

@@ -32,8 +32,8 @@ from attendrop.support.files import (
     write_text,
 )
 from attendrop.support.models import transformers_model
-from attendrop.tasks.heads.model_classes import read_config, saved_model_class
-from attendrop.tasks.heads.modeling_mean_pooling import MeanPoolingConfig
+from attendrop.tasks.types.model_classes import read_config, saved_model_class
+from attendrop.tasks.types.modeling_mean_pooling import MeanPoolingConfig
 
 # The configuration of the model with its head, which an adapter lacks. Not config.json: transformers would take the
 # folder for that of a whole model.

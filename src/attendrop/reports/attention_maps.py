@@ -42,10 +42,10 @@ from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.support.models import compute_device, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.registry import get_task
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.registry import task_type_of_model
 
 # Integrated gradients are joint over the layers, with 8 Gauss-Legendre nodes.
 ATTRIBUTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
@@ -123,7 +123,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
 def text_maps(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    head: Head,
+    task_type: TaskType,
     row: Mapping[str, Any],
     drops: DropSettings | None = None,
     attribution: str = "gradient",
@@ -144,16 +144,16 @@ def text_maps(
         AttendropError: There is no such attribution, the model is not supported, or the method cannot act on it.
     """
     check_choice("attribution", attribution, tuple(ATTRIBUTIONS))
-    batch = _batch(model, tokenizer, head, row)
+    batch = _batch(model, tokenizer, task_type, row)
     with evaluating(model):
         with torch.no_grad():
-            raw = head.predict(model, {name: value for name, value in batch.items() if name != "labels"})
+            raw = task_type.predict(model, {name: value for name, value in batch.items() if name != "labels"})
         columns = {name: [value] for name, value in row.items()}
-        outputs = head.row_outputs(raw, columns, tokenizer)
+        outputs = task_type.row_outputs(raw, columns, tokenizer)
         if "labels" not in batch:
-            assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
-            (target,) = head.targets(assumed, BatchEncoding(columns), tokenizer)
-            batch = _batch(model, tokenizer, head, {**row, "labels": target})
+            assumed = [label + 1 if isinstance(label, float) else label for label in task_type.decode(outputs)]
+            (target,) = task_type.targets(assumed, BatchEncoding(columns), tokenizer)
+            batch = _batch(model, tokenizer, task_type, {**row, "labels": target})
         with ModelAdapter(model) as adapter:
             selected = select_self_attention(adapter.trace(batch), layers)
             positions = WatchedPlan(Plan())  # of all layers
@@ -170,16 +170,16 @@ def text_maps(
         for key, found in maps.items():
             dropped = drop[key].dropped[0].cpu().numpy() if key in drop else np.zeros(found.attention.shape, bool)
             maps[key] = replace(found, dropped=dropped)
-    (prediction,) = head.prediction_rows(outputs, probabilities=False)
+    (prediction,) = task_type.prediction_rows(outputs, probabilities=False)
     return TextMaps(tuple(token_texts(tokenizer, row["input_ids"])), prediction, maps)
 
 
 def _batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, head: Head, row: Mapping[str, Any]
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task_type: TaskType, row: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Make a batch of one encoded row, of the columns that the model reads, on its device."""
     accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names, "labels"}
-    collated = head.collator(tokenizer)([{name: value for name, value in row.items() if name in accepted}])
+    collated = task_type.collator(tokenizer)([{name: value for name, value in row.items() if name in accepted}])
     return to_device(collated, model.device)
 
 
@@ -215,7 +215,7 @@ class Stages:
 
     stages: tuple[Stage, ...]
     tokenizer: PreTrainedTokenizerBase
-    head: Head
+    task_type: TaskType
     num_texts: int | None
     max_length: int | None
     of_run: bool = False
@@ -254,7 +254,7 @@ def load_stages(
     else:
         check_finished(name)
         found = _of_run(Path(name), run, method, default, settings, seed)
-    found.head.refuse("attend")
+    found.task_type.refuse("attend")
     for stage in found.stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
     return found
@@ -266,13 +266,13 @@ def _of_model(name: str, method: Method, seed: int) -> Stages:
         note = ""
     else:
         set_seed(seed)
-        head = head_of_model(load_config(name), command="attend")
-        loaded = load_for(name, files_task(head.inputs[: head.least_inputs], head))
+        task_type = task_type_of_model(load_config(name), command="attend")
+        loaded = load_for(name, files_task(task_type.inputs[: task_type.least_inputs], task_type))
         model, tokenizer = loaded.model, loaded.tokenizer
         note = _NEW_HEAD if loaded.new else ""
     drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
     stage = Stage(Path(name).absolute().name, note, model, drops)
-    return Stages((stage,), tokenizer, head_of_model(model.config), None, None)
+    return Stages((stage,), tokenizer, task_type_of_model(model.config), None, None)
 
 
 def _with_options(method: Method, settings: Mapping[str, Any]) -> Method:
@@ -295,8 +295,8 @@ def _of_run(
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     check_keeps_model(str(folder))
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    head = head_of_model(model.config)
-    task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
+    task_type = task_type_of_model(model.config)
+    task = files_task(config.text_columns, task_type) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)
     of_run = method is None and own is not None and not settings
     learnt = Learnt.of_run(folder) if of_run else None
@@ -309,7 +309,7 @@ def _of_run(
     before = _before(config, task, first, fitted_head=bool(metrics.get("head_init")))
     stages = (after,) if before is None else (before, after)
     count, cut = len(task.text_columns), config.long_texts or HEAD
-    return Stages(stages, tokenizer, head, count, config.max_length, of_run=of_run, long_texts=cut)
+    return Stages(stages, tokenizer, task_type, count, config.max_length, of_run=of_run, long_texts=cut)
 
 
 def _before(config: RunConfig, task: Task, drops: DropSettings | None, *, fitted_head: bool) -> Stage | None:

@@ -107,16 +107,18 @@ def show_texts(
     """
     columns = _columns(stages, texts, pairs)
     wanted = max_length if max_length is not None else stages.max_length or DEFAULT_MAX_LENGTH
-    limit = stages.head.length_limit(stages.tokenizer, wanted, columns)
+    limit = stages.task_type.length_limit(stages.tokenizer, wanted, columns)
     cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
-    task = files_task(tuple(columns), stages.head).with_long_texts(cut)
+    task = files_task(tuple(columns), stages.task_type).with_long_texts(cut)
     encoded = encode_columns(columns, task, stages.tokenizer, limit)
     own = limit if stages.max_length is None else min(stages.max_length, stages.tokenizer.model_max_length)
     found = []
-    for number, length in enumerate(stages.head.lengths(stages.head.tokenize(columns, stages.tokenizer, None))):
+    for number, length in enumerate(
+        stages.task_type.lengths(stages.task_type.tokenize(columns, stages.tokenizer, None))
+    ):
         row = {name: values[number] for name, values in encoded.items()}
         maps = tuple(
-            text_maps(stage.model, stages.tokenizer, stages.head, row, stage.drops, attribution, layers)
+            text_maps(stage.model, stages.tokenizer, stages.task_type, row, stage.drops, attribution, layers)
             for stage in stages.stages
         )
         note, shown = "", min(length, limit)
@@ -145,16 +147,16 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
     for text in (*texts, *pairs):
-        problem = stages.head.text_problem(text)
+        problem = stages.task_type.text_problem(text)
         if problem is None and any("\ud800" <= letter <= "\udfff" for letter in text):
             problem = "it is not in UTF-8"
         if problem is not None:
             raise AttendropError(f"A text cannot be shown: {problem}.")
     given = [texts, *([pairs] if pairs else [])]
-    if len(given) > stages.head.most_inputs:
+    if len(given) > stages.task_type.most_inputs:
         raise AttendropError("The model reads one text at a time; omit --text-pair.")
-    read = [stages.head.read_texts(row) for row in zip(*given, strict=True)]
-    return {name: [row[place] for row in read] for place, name in enumerate(stages.head.inputs_of(len(given)))}
+    read = [stages.task_type.read_texts(row) for row in zip(*given, strict=True)]
+    return {name: [row[place] for row in read] for place, name in enumerate(stages.task_type.inputs_of(len(given)))}
 
 
 # The figure ----------------------------------------------------------------------------------------------------------
@@ -368,7 +370,7 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
 
 def _about(stages: Stages, attribution: str = "gradient") -> Any:
     method = stages.method and method_in_words(stages.method)
-    shown = {"attribution": attribution, "stages": stages.stages, "score": stages.head.attributed}
+    shown = {"attribution": attribution, "stages": stages.stages, "score": stages.task_type.attributed}
     return render("attention.html", "explanation", method=method, **shown)
 
 
@@ -451,11 +453,11 @@ def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOption
         if rows is None:
             raise AttendropError("The runs that record the evaluation rows are gone; give texts with --text.")
         chosen = rows.select(typical_rows(rows, data.task, stages.tokenizer, config.max_length))
-        texts, *others = zip(*data.task.head.texts(chosen), strict=True)
+        texts, *others = zip(*data.task.type.texts(chosen), strict=True)
         pairs = others[0] if others else ()
-        labels = [str(data.task.head.shown_label(label)) for label in chosen["label"]]
+        labels = [str(data.task.type.shown_label(label)) for label in chosen["label"]]
         among = f"first {MOST_ROWS:,} evaluation rows" if len(rows) > MOST_ROWS else "evaluation rows"
-        of = ", of different labels" if data.task.head.num_classes else ""
+        of = ", of different labels" if data.task.type.num_classes else ""
         source = f"Texts: {len(chosen)} of the {among}, those whose length is nearest to {TOKENS} tokens{of}."
         if folder.name == BEST and config.test_fraction:  # which the runs held out, and the kept model did not
             whole = config.shots is None and config.max_train_samples is None
@@ -474,7 +476,7 @@ def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, 
     """
     first = rows.select(range(min(len(rows), MOST_ROWS)))
     encoded = columns_of(encode(first, task, tokenizer, max_length))
-    lengths, strata = of_documents(encoded["length"][:], encoded), task.head.strata_of(first)
+    lengths, strata = of_documents(encoded["length"][:], encoded), task.type.strata_of(first)
     share = math.ceil(COUNT / len(set(strata)))
     chosen: list[int] = []
     taken: Counter[int] = Counter()

@@ -35,9 +35,9 @@ from attendrop.methods.core.options import (
     unit_interval,
 )
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
-from attendrop.tasks.heads.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.long_texts import LONG_TEXTS
 from attendrop.tasks.table import UNKNOWN_LABELS, default_columns, default_label_type, files_of
+from attendrop.tasks.types.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.wording import names_of
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class RunConfig:
     )
     """Its column of the training file's text column's name, or its only one. The linear model that a head starts from,
     and those of baselines, are fitted with these texts, too, if held-out training rows lose nothing by it, see
-    :func:`attendrop.tasks.heads.linear_models.self_trained`. For files with one text a row, of one class."""
+    :func:`attendrop.tasks.types.linear_models.self_trained`. For files with one text a row, of one class."""
     task_options: Mapping[str, Any] = option(
         {}, "columns", "Option of the kind of task: num_beams=4.", flags=["--task-set"], example="num_beams=4"
     )

@@ -30,13 +30,13 @@ from attendrop.tasks.class_names import (
     why_no_rows,
 )
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
-from attendrop.tasks.heads.builtin import SEVERAL_CLASSES
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of
+from attendrop.tasks.types.builtin import SEVERAL_CLASSES
 from attendrop.wording import counted
 
 # Options by which files are read, with the same names for :func:`load_files`.
@@ -145,7 +145,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     Names of classes are added to the training rows last, so that they change none of these. Unlabelled texts are none
     of the training file's rows that are drawn.
     """
-    rows, task, head, shifted = data.splits["train"], data.task, data.task.head, {}
+    rows, task, task_type, shifted = data.splits["train"], data.task, data.task.type, {}
     given = len(rows)
     if config.ood or config.ood_column is not None:  # the same for every seed, as the test rows
         fraction = config.test_fraction or OOD_FRACTION
@@ -183,11 +183,11 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         columns["index"] = [-1] * len(texts)  # that of no row of a file
         kept = concatenate_datasets([kept, Dataset.from_dict(columns, features=kept.features)])
     parts = Parts(kept, selection, report, reward, len(texts), left_out)
-    check_unlabelled(config.unlabelled, config.task, head.label_type, len(task.text_columns))
+    check_unlabelled(config.unlabelled, config.task, task_type.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts
     drawn = [part for name, part in parts.named.items() if name not in report]
-    known, scored = ([text for part in some for (text,) in head.texts(part)] for some in (drawn, report.values()))
+    known, scored = ([text for part in some for (text,) in task_type.texts(part)] for some in (drawn, report.values()))
     column, skip = config.text_columns[0], config.skip_bad_rows
     found, numbers = read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
@@ -198,21 +198,21 @@ def _names(
     config: RunConfig, task: Task, rows: int, held_out: Sequence[Dataset]
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
-    head, file = task.head, config.label_names_file
-    reason = why_no_names(config.task, head.label_type, len(task.text_columns))
+    task_type, file = task.type, config.label_names_file
+    reason = why_no_names(config.task, task_type.label_type, len(task.text_columns))
     check_label_names(config.label_names, reason)
-    if reason or config.label_names is None or (file is None and why_no_rows(head.label_names, rows)):
+    if reason or config.label_names is None or (file is None and why_no_rows(task_type.label_names, rows)):
         return [], ()
     found: list[tuple[str, Any]]
     if file is None:
-        several = head.label_type in SEVERAL_CLASSES  # whose labels are lists
-        found = [(in_words(name), [name] if several else name) for name in telling_names(head.label_names)]
+        several = task_type.label_type in SEVERAL_CLASSES  # whose labels are lists
+        found = [(in_words(name), [name] if several else name) for name in telling_names(task_type.label_names)]
     else:
-        found = read_label_names(file, replace(head, unknown_names=()))
-    scored = {same_text(text) for part in held_out for (text,) in head.texts(part)}
+        found = read_label_names(file, replace(task_type, unknown_names=()))
+    scored = {same_text(text) for part in held_out for (text,) in task_type.texts(part)}
     kept = [(text, label) for text, label in found if same_text(text) not in scored]
     left_out = tuple(text for text, _ in found if same_text(text) in scored)
-    labels = head.read_labels([label for _, label in kept])
+    labels = task_type.read_labels([label for _, label in kept])
     return [(text, label) for (text, _), label in zip(kept, labels, strict=True)], left_out
 
 

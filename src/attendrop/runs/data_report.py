@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
-from attendrop.tasks.heads.base import Head
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents
 from attendrop.tasks.splits import class_likeness
 from attendrop.tasks.table import skipped_places
 from attendrop.tasks.tokenization import columns_of, unknown_rows
+from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.values import joined_labels, plain
 from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
@@ -52,16 +52,16 @@ def data_report(
         ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
         ``skipped_places``, the files and lines of the first of them.
     """
-    head = data.task.head
+    task_type = data.task.type
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-    texts = {name: head.texts(rows) for name, rows in parts.named.items()}
+    texts = {name: task_type.texts(rows) for name, rows in parts.named.items()}
     tokens = encoded.named
     described: dict[str, dict[str, Any]] = {}
     for name, rows in parts.named.items():
         described[name] = {
             "rows": len(rows),
-            **head.describe_labels(rows),
-            **_input_report(head, rows, columns_of(tokens[name]), tokenizer, limit),
+            **task_type.describe_labels(rows),
+            **_input_report(task_type, rows, columns_of(tokens[name]), tokenizer, limit),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
         if described[name].get("unknown") == len(rows):
@@ -69,8 +69,8 @@ def data_report(
                 f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
                 "language, or one with its own tokenizer."
             )
-        if head.unknown_names:
-            described[name]["unknown_labels"] = head.unknown_counts(rows["label"][:])
+        if task_type.unknown_names:
+            described[name]["unknown_labels"] = task_type.unknown_counts(rows["label"][:])
         if name != "train":
             known = set(texts["train"])
             described[name]["in_train"] = sum(text in known for text in texts[name])
@@ -79,8 +79,8 @@ def data_report(
         "max_length": limit,
         "long_texts": data.task.long_texts,
         "parts": described,
-        "conflicts": _conflicts(texts["train"], parts.train, head),
-        "similar_classes": _similar(head.label_names[: head.num_classes]),
+        "conflicts": _conflicts(texts["train"], parts.train, task_type),
+        "similar_classes": _similar(task_type.label_names[: task_type.num_classes]),
         "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
         "skipped": len(data.skipped),
         "skipped_places": skipped_places(data.skipped),
@@ -88,12 +88,12 @@ def data_report(
 
 
 def _input_report(
-    head: Head, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+    task_type: TaskType, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> dict[str, int]:
     """Count rows ``truncated`` to ``limit`` tokens, and ``unknown``, without a token that the tokenizer knows."""
     full = [row for row, length in enumerate(of_documents(encoded["length"], encoded)) if length >= limit]
     parts = rows.select(full).iter(_AT_A_TIME)
-    whole = (length for part in parts for length in head.lengths(head.tokenize(part, tokenizer, None)))
+    whole = (length for part in parts for length in task_type.lengths(task_type.tokenize(part, tokenizer, None)))
     truncated = sum(length > limit for length in whole)
     return {"truncated": truncated, "unknown": unknown_rows(encoded, tokenizer)}
 
@@ -105,7 +105,7 @@ def _similar(classes: Sequence[str]) -> list[list[str]]:
     return [[first[key], name] for name, key in keys if first.setdefault(key, name) != name]
 
 
-def report_table(report: dict[str, Any], head: Head) -> str:
+def report_table(report: dict[str, Any], task_type: TaskType) -> str:
     """Format the report as a table with a column for each part."""
     parts = report["parts"]
     lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
@@ -113,11 +113,11 @@ def report_table(report: dict[str, Any], head: Head) -> str:
     if "truncated" in parts["train"]:
         cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
         lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
-    return "\n".join([f"Data: {head.kind}, {head.labels_are}", *aligned(lines, NAMES_LEFT)])
+    return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
 
 
 def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the lines of a table of labels: a title, and a cell for each result of :meth:`Head.describe_labels`.
+    """Return the lines of a table of labels: a title, and a cell for each result of :meth:`TaskType.describe_labels`.
 
     Of more than 12 classes, one line has the smallest and the largest number of rows.
     """
@@ -145,7 +145,7 @@ def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def label_warnings(train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
-    """Yield warnings about named labels, given the :meth:`Head.describe_labels` of training and of scored rows."""
+    """Yield warnings about named labels, given the :meth:`TaskType.describe_labels` of training and of scored rows."""
     for kind in {"classes", "labels", "tags"} & train.keys():
         missing = [name for name, count in train[kind].items() if count == 0]
         found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
@@ -158,7 +158,7 @@ def label_warnings(train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]]
             yield f"The class {joined}."
 
 
-def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
+def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str]:
     """Yield warnings about the data, one sentence each."""
     parts = report["parts"]
     if similar := report["similar_classes"]:
@@ -198,7 +198,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
             yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
 
 
-def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> dict[str, Any]:
+def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, task_type: TaskType) -> dict[str, Any]:
     labels_of: defaultdict[tuple[str, ...], list[Any]] = defaultdict(list)
     labels = rows["label"][:] if "label" in rows.column_names else [None] * len(rows)
     for text, label in zip(texts, labels, strict=True):
@@ -206,8 +206,8 @@ def _conflicts(texts: Sequence[tuple[str, ...]], rows: Dataset, head: Head) -> d
     conflicting = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
     found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
     for text, labels in list(conflicting.items())[:1]:
-        names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
-        shown = " | ".join(head.texts(rows.select([texts.index(text)]))[0])
+        names = list(dict.fromkeys(task_type.shown_label(label) for label in sorted(labels, key=str)))
+        shown = " | ".join(task_type.texts(rows.select([texts.index(text)]))[0])
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
     return found

@@ -70,7 +70,7 @@ def export_run(
     run = load_run(run_dir)
     if is_baseline(run_dir):
         raise AttendropError(f"The model in '{run_dir}' is a baseline without attention, not a transformer.")
-    run.head.refuse("export")
+    run.task_type.refuse("export")
     model: Any = run.model
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
     with disk_errors(target), tempfile.TemporaryDirectory(dir=above, prefix=".export-") as name:

@@ -19,9 +19,9 @@ from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.support.models import compute_device
 from attendrop.tasks.class_names import unlabelled_decisions
-from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.heads.linear_models import LinearFit, self_trained
 from attendrop.tasks.long_texts import document_means, of_documents
+from attendrop.tasks.types.base import Array, TaskType
+from attendrop.tasks.types.linear_models import LinearFit, self_trained
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ class _NoProbe(Exception):
 
 
 def init_head(
-    loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None = None
+    loaded: Loaded, task_type: TaskType, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None = None
 ) -> dict[str, Any] | None:
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
     Nothing is random, and the model's random state is not used: with the same rows, all methods start alike. ``groups``
-    are those of the texts, see :meth:`Head.fit_linear`. Unlabelled texts are used as in :func:`self_trained`.
+    are those of the texts, see :meth:`TaskType.fit_linear`. Unlabelled texts are used as in :func:`self_trained`.
 
     Returns:
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
@@ -47,7 +47,7 @@ def init_head(
     if config.head_init == "random":
         return None
     try:
-        return _started(loaded, head, encoded, config, groups)
+        return _started(loaded, task_type, encoded, config, groups)
     except _NoProbe as reason:
         if config.head_init == "linear-probe":
             raise AttendropError(f"head-init 'linear-probe' is not possible: {reason}; use 'random'.") from None
@@ -55,11 +55,11 @@ def init_head(
 
 
 def _started(
-    loaded: Loaded, head: Head, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None
+    loaded: Loaded, task_type: TaskType, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None
 ) -> dict[str, Any]:
     model, tokenizer, new = loaded
-    if not head.one_vector:
-        raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
+    if not task_type.one_vector:
+        raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
     linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     balanced = config.class_weights is not None
@@ -68,16 +68,16 @@ def _started(
 
     def key() -> list[Any]:
         start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
-        options = [config.eval_batch_size, str(model.device), head.kind, balanced, groups]
+        options = [config.eval_batch_size, str(model.device), task_type.kind, balanced, groups]
         return [start, columns, *options, unlabelled or {}, encoded.names]
 
     def features_of(columns: dict[str, list[Any]]) -> Array:
-        return document_means(_features(model, linear, tokenizer, head, columns, config.eval_batch_size), columns)
+        return document_means(_features(model, linear, tokenizer, task_type, columns, config.eval_batch_size), columns)
 
     def fitted() -> tuple[LinearFit | None, dict[str, Any]]:
         features = features_of(columns)
         labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
-        fit = head.fit_linear(features, labels, balanced=balanced, groups=groups)
+        fit = task_type.fit_linear(features, labels, balanced=balanced, groups=groups)
         if fit is None or unlabelled is None:
             return fit, {}
         names = [False] * (len(labels) - encoded.names) + [True] * encoded.names
@@ -131,7 +131,7 @@ def _features(
     model: PreTrainedModel,
     linear: nn.Linear,
     tokenizer: PreTrainedTokenizerBase,
-    head: Head,
+    task_type: TaskType,
     columns: Mapping[str, list[Any]],
     batch_size: int,
 ) -> Array:
@@ -140,7 +140,7 @@ def _features(
 
     def features_of(batch: dict[str, Tensor]) -> Array:
         seen.clear()
-        logits = head.predict(model, batch)
+        logits = task_type.predict(model, batch)
         features, outputs = seen[-1] if seen else (torch.empty(0), torch.empty(0))
         if features.ndim != 2 or not np.array_equal(outputs.float().cpu().numpy(), logits):
             raise _NoProbe(f"{type(model).__name__} does more than one linear layer on one vector of a text")
@@ -149,6 +149,6 @@ def _features(
 
     hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     try:
-        return over_rows(features_of, model, tokenizer, head, columns, batch_size)
+        return over_rows(features_of, model, tokenizer, task_type, columns, batch_size)
     finally:
         hook.remove()

@@ -37,13 +37,13 @@ from attendrop.support.files import check_output
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, files_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.wording import counted
 
 # Called with the number of rows done, and the number of all rows (None if unknown).
@@ -61,7 +61,7 @@ class RunModel:
     folder: str
     model: PreTrainedModel | BaselineModel
     tokenizer: PreTrainedTokenizerBase
-    head: Head
+    task_type: TaskType
     options: dict[str, Any]
 
     def outputs(
@@ -73,41 +73,45 @@ class RunModel:
     ) -> tuple[dict[str, list[Any]], Array]:
         """Encode rows as the run did, but for what the source says; return them with one output for each."""
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
-        limit = self.head.length_limit(self.tokenizer, wanted, columns)
+        limit = self.task_type.length_limit(self.tokenizer, wanted, columns)
         encoded = encode_columns(columns, task, self.tokenizer, limit)
         how: tuple[Any, ...] = (encoded, source.batch_size, source.device, on_batch)
         if not encoded["length"]:  # the head left all rows out
             return encoded, np.empty(0)
         if isinstance(self.model, BaselineModel):
             return encoded, self.model.outputs(columns, *how)
-        return encoded, predict_outputs(self.model, self.tokenizer, self.head, *how)
+        return encoded, predict_outputs(self.model, self.tokenizer, self.task_type, *how)
 
     def predict_texts(self, texts: Iterable[Any], *, probabilities: bool = False) -> list[Any]:
         """Predict texts, see :meth:`attendrop.runs.load.TextPredictor.predict`."""
         if isinstance(texts, str):
             raise AttendropError(f"predict reads a list of texts, not the text {texts[:40]!r}; write [text].")
         if probabilities:
-            self.head.check_probabilities()
+            self.task_type.check_probabilities()
         rows = [text if isinstance(text, tuple) else (text,) for text in texts]
         trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
-        names, least, most = self.head.inputs_of(trained_on), self.head.least_inputs, self.head.most_inputs
+        names, least, most = (
+            self.task_type.inputs_of(trained_on),
+            self.task_type.least_inputs,
+            self.task_type.most_inputs,
+        )
         for number, row in enumerate(rows):
-            if not least <= len(row) <= most or self.head.inputs_of(len(row)) != names:
+            if not least <= len(row) <= most or self.task_type.inputs_of(len(row)) != names:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
-            problems = (self.head.text_problem(text, column) for column, text in enumerate(row))
-            problem = next(filter(None, problems), None) or self.head.texts_problem(row)
+            problems = (self.task_type.text_problem(text, column) for column, text in enumerate(row))
+            problem = next(filter(None, problems), None) or self.task_type.texts_problem(row)
             if problem is not None:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.")
-        task = files_task(names, self.head).with_long_texts(self.options.get("long_texts"))
+        task = files_task(names, self.task_type).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         for start in range(0, len(rows), CHUNK_ROWS):
-            read = [self.head.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
+            read = [self.task_type.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
             columns = {name: list(values) for name, values in zip(names, zip(*read, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(read)))
-            outputs = self.head.checked(self.outputs(columns, task, Source())[1])
-            found += self.head.prediction_rows(outputs, probabilities=probabilities)
-        return found if probabilities else [row[self.head.answer_column] for row in found]
+            outputs = self.task_type.checked(self.outputs(columns, task, Source())[1])
+            found += self.task_type.prediction_rows(outputs, probabilities=probabilities)
+        return found if probabilities else [row[self.task_type.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
         """Return the text columns that the model was trained on; empty if unknown."""
@@ -133,17 +137,17 @@ def load_run(
     task_options = {**options.get("task_options", {}), **task_options}
     if is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
-        return RunModel(run_dir, baseline, baseline.tokenizer, baseline.head.with_options(task_options), options)
+        return RunModel(run_dir, baseline, baseline.tokenizer, baseline.task_type.with_options(task_options), options)
     if model is None:
         model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
     elif model.base_model is model:
         raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
-        tokenizer = head_of_model(model.config).load_tokenizer(run_dir)
+        tokenizer = task_type_of_model(model.config).load_tokenizer(run_dir)
         fit_tokenizer(run_dir, model, tokenizer)
-    head = head_of_model(model.config).with_options(task_options)
-    head.prepare(model, tokenizer)
-    return RunModel(run_dir, model, tokenizer, head, options)
+    task_type = task_type_of_model(model.config).with_options(task_options)
+    task_type.prepare(model, tokenizer)
+    return RunModel(run_dir, model, tokenizer, task_type, options)
 
 
 @dataclass(frozen=True)
@@ -184,19 +188,19 @@ class FinishedRun(ResolvedRun):
         predict: Callable[[dict[str, Tensor]], Array] | None = None,
     ) -> Array:
         """Compute the outputs of the run's model for one of the sets, in its order, or of another model or program."""
-        rows, head, config = self.sets[name].to_dict(), self.task.head, self.config
+        rows, task_type, config = self.sets[name].to_dict(), self.task.type, self.config
         how = rows, config.eval_batch_size, config.device
-        return predict_outputs(model or self.model, self.tokenizer, head, *how, predict=predict)
+        return predict_outputs(model or self.model, self.tokenizer, task_type, *how, predict=predict)
 
     def predictions(self, name: str, outputs: Array) -> Predictions:
         """Make predictions for one of the sets from outputs, scored by the task's metric."""
-        head, decisive = self.task.head, replace(self.task, other_metrics=())
+        task_type, decisive = self.task.type, replace(self.task, other_metrics=())
         return Predictions(
-            head.references(columns_of(self.sets[name])),
+            task_type.references(columns_of(self.sets[name])),
             outputs,
             lambda labels, outputs: compute_scores(decisive, outputs, labels)[decisive.metric],
-            head.num_classes,
-            head.metrics[self.task.metric].span,
+            task_type.num_classes,
+            task_type.metrics[self.task.metric].span,
         )
 
 
@@ -249,7 +253,7 @@ def evaluate(
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
     for chunk, encoded, found in rows.outputs(model, source, on_progress, labelled=True):
         outputs.append(found)
-        references.append(model.head.references(encoded))
+        references.append(model.task_type.references(encoded))
         if report:
             loaded.append(Dataset.from_dict(dict(chunk.columns)))
         for name, values in groups.items():
@@ -263,9 +267,9 @@ def evaluate(
             "it does on new ones.",
             source.file,
         )
-    every, labels, head = np.concatenate(outputs), np.concatenate(references), rows.task.head
+    every, labels, task_type = np.concatenate(outputs), np.concatenate(references), rows.task.type
     scores = compute_scores(rows.task, every, labels)
-    predicted = (model.head if rows.reading is None else head).predicted_counts(every)
+    predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
     if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
     analysis = {"report": _report(model, rows.task, every, labels, loaded)} if report else {}
@@ -274,7 +278,7 @@ def evaluate(
         "score": scores[rows.task.metric],
         "all_scores": scores,
         "predicted": predicted,
-        "unknown_labels": head.unknown_counts(labels),
+        "unknown_labels": task_type.unknown_counts(labels),
         "groups": group_scores(rows.task, every, labels, groups),
         **analysis,
     }
@@ -290,7 +294,7 @@ def _report(model: RunModel, task: Task, outputs: Array, labels: Array, loaded: 
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
     found = error_analysis(task, outputs, labels, concatenate_datasets(loaded), train)
     if found is None:
-        raise AttendropError(f"report analyses errors on classes and labels; omit it for {task.head.labels_are}.")
+        raise AttendropError(f"report analyses errors on classes and labels; omit it for {task.type.labels_are}.")
     return found
 
 
@@ -448,7 +452,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
     trained_on, columns = model.text_columns(), rows.task.text_columns
-    if trained_on and model.head.inputs_of(len(columns)) != model.head.inputs_of(len(trained_on)):
+    if trained_on and model.task_type.inputs_of(len(columns)) != model.task_type.inputs_of(len(trained_on)):
         given, wanted = (
             f"{ {1: 'one text', 2: 'pairs of texts'}.get(len(names), f'{len(names)} texts') } ({', '.join(names)})"
             for names in (columns, trained_on)
@@ -480,26 +484,28 @@ def _held_out_rows(model: RunModel) -> _Rows:
         )
     if split == "selection" and own.chooses_epoch:
         logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
-    task = replace(own.task, options=model.head.options())
+    task = replace(own.task, options=model.task_type.options())
     chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
     return _Rows(task, split, own.data.source, chunks, len(rows))
 
 
 def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
-    asked, head = get_task(name), model.head
-    reading = label_mapping(asked, head)
-    if reading is None and not head.fits(asked.head):
-        raise AttendropError(f"The model predicts {head.predicts}, the task {name} asks for {asked.head.predicts}.")
-    if reading is None and asked.label_names != head.label_names:
+    asked, task_type = get_task(name), model.task_type
+    reading = label_mapping(asked, task_type)
+    if reading is None and not task_type.fits(asked.type):
+        raise AttendropError(
+            f"The model predicts {task_type.predicts}, the task {name} asks for {asked.type.predicts}."
+        )
+    if reading is None and asked.label_names != task_type.label_names:
         logger.warning(
             "The model's classes are %s; in this order, they are read as those of %s: %s.",
-            ", ".join(head.label_names),
+            ", ".join(task_type.label_names),
             name,
             ", ".join(asked.label_names),
         )
     refuse_options_of_files(source, ["skip_bad_rows"])
     data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
-    task, dataset = replace(data.task, options=head.options()), data.splits[split]
+    task, dataset = replace(data.task, options=task_type.options()), data.splits[split]
     chunks = (Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
     return _Rows(task, split, data.source, chunks, len(dataset), reading=reading)
 
@@ -516,11 +522,11 @@ def _file_rows(model: RunModel, source: Source, file: str, split: str) -> _Rows:
     chunks = stream_file(
         file,
         text_columns=columns,
-        head=model.head,
+        task_type=model.task_type,
         label_column=label,
         label_map=label_map,
         size=CHUNK_ROWS,
         bad=bad,
         format=(source.input_format or "csv") if file == STDIN else None,
     )
-    return _Rows(files_task(columns, model.head), split, file, chunks, bad=bad)
+    return _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)

@@ -12,7 +12,7 @@ from attendrop.methods.core.options import Range, check_options, count, option, 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from attendrop.tasks.heads.base import Head
+    from attendrop.tasks.types.base import TaskType
 
 ALL_LINEAR = "all-linear"
 
@@ -53,7 +53,7 @@ class LoraOptions:
             object.__setattr__(self, "alpha", float(self.r))
 
 
-def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, options: LoraOptions) -> Any:
+def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskType, options: LoraOptions) -> Any:
     """Make a ``PeftModel``, of which only the adapter, the head and what no file has (``new``) are trained and saved.
 
     Raises AttendropError if PEFT is not installed, or the model has no such targets.
@@ -62,15 +62,17 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
 
     peft, targets = import_peft(), options.targets
     modules = {name.rpartition(".")[0] for name in new}
-    if head.generates and any(key.startswith(f"{each}.") for key in model.all_tied_weights_keys for each in modules):
+    if task_type.generates and any(
+        key.startswith(f"{each}.") for key in model.all_tied_weights_keys for each in modules
+    ):
         raise AttendropError(
-            f"The model has no trained head for {head.predicts}, and a new one, which shares weights with the "
+            f"The model has no trained head for {task_type.predicts}, and a new one, which shares weights with the "
             "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
         )
-    children = [] if head.generates or model.base_model is model else list(model.named_children())
+    children = [] if task_type.generates or model.base_model is model else list(model.named_children())
     heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
     config = peft.LoraConfig(
-        task_type=head.peft_task_type,
+        task_type=task_type.peft_task_type,
         r=options.r,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,

@@ -11,8 +11,8 @@ from typing import Any
 
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.support.files import lasting_name
-from attendrop.tasks.heads.base import Head
 from attendrop.tasks.table import files_of
+from attendrop.tasks.types.base import TaskType
 from attendrop.wording import counted, in_markdown, interval_of, score_text
 
 CARD = "README.md"
@@ -39,7 +39,7 @@ _REWARDED = {
 }
 
 
-def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) -> str:
+def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool = True) -> str:
     """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
 
     ``stock``: the model is of a class of transformers; others need ``trust_remote_code=True``.
@@ -50,7 +50,7 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
     is_adapter = stock and config.get("lora") is not None
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
-    front = _front_matter("peft" if is_adapter else "transformers", head, method, base=base if is_on_hub else None)
+    front = _front_matter("peft" if is_adapter else "transformers", task_type, method, base=base if is_on_hub else None)
     papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     values = config | metrics["training"]
@@ -59,14 +59,14 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
     trusted = "" if stock else ", trust_remote_code=True"
     texts = len(metrics["data"]["text_columns"])
-    usage = usage_of(head, texts, config["max_length"], stock=not is_adapter, options=trusted)
+    usage = usage_of(task_type, texts, config["max_length"], stock=not is_adapter, options=trusted)
     alone = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if is_adapter:
         alone = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
     with_peft, refit = "", ""
-    if is_adapter and head.peft_task_type is not None:
-        name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
-        classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
+    if is_adapter and task_type.peft_task_type is not None:
+        name = f"AutoPeft{task_type.auto_class.removeprefix('Auto')}"
+        classes = f", num_labels={len(task_type.output_names)}" if task_type.output_names else ""
         code = f"from peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})"
         with_peft = f"\n\nPEFT alone:\n\n```python\n{code}\n```"
     if (selected := metrics["selection"]) is not None:
@@ -88,7 +88,7 @@ def model_card(metrics: Mapping[str, Any], head: Head, *, stock: bool = True) ->
         f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
-        f"## How to load it\n\n{_predicting(metrics, head)}\n\n{alone}:\n\n```python\n{usage}\n```" + with_peft,
+        f"## How to load it\n\n{_predicting(metrics, task_type)}\n\n{alone}:\n\n```python\n{usage}\n```" + with_peft,
         "## Citation\n\n" + "\n".join(papers) if papers else "",
     ]
     return "\n\n".join([front, *filter(None, sections)]) + "\n"
@@ -107,8 +107,8 @@ def scored_once(metrics: Mapping[str, Any]) -> bool:
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 
 
-def _front_matter(library: str, head: Head, tag: str, base: str | None = None) -> str:
-    lines = ["---", f"library_name: {library}", f"pipeline_tag: {head.pipeline_tag}"]
+def _front_matter(library: str, task_type: TaskType, tag: str, base: str | None = None) -> str:
+    lines = ["---", f"library_name: {library}", f"pipeline_tag: {task_type.pipeline_tag}"]
     lines += [f"base_model: {base}"] if base is not None else []
     return "\n".join([*lines, "tags:", "- attendrop", f"- {tag}", "---"])
 
@@ -131,11 +131,11 @@ def _data(metrics: Mapping[str, Any]) -> str:
     return f"Trained on {_data_name(metrics)}{scored}. Rows: {rows}."
 
 
-def _predicting(metrics: Mapping[str, Any], head: Head) -> str:
+def _predicting(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Return a block of Python code that predicts with the model."""
-    names = [_SHOWN_NAMES.get(name, name) for name in head.inputs_of(len(metrics["data"]["text_columns"]))]
+    names = [_SHOWN_NAMES.get(name, name) for name in task_type.inputs_of(len(metrics["data"]["text_columns"]))]
     row = names[0] if len(names) == 1 else f"({', '.join(names)})"
-    more = "  # probabilities=True: and how probable each is" if head.has_probabilities else ""
+    more = "  # probabilities=True: and how probable each is" if task_type.has_probabilities else ""
     return f"```python\nimport attendrop\n\nanswers = attendrop.load(folder).predict([{row}]){more}\n```"
 
 
@@ -162,7 +162,7 @@ def _table(head: str, values: dict[str, Any]) -> str:
     return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {line} |" for line in lines)])
 
 
-def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
+def pruned_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Write the card: what was pruned and how it was chosen, what it cost, and how to load the model."""
     pruned, metric = metrics["pruned"], metrics["metric"]
     selection = [("selection", pruned["selection"])] if pruned["selection"] else []
@@ -182,7 +182,7 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     if (found := pruned["speed"]) is not None:
         spread = f"({found['low']:.2f} to {found['high']:.2f} in {found['rounds']} rounds)"
         speed = f"\nMeasured speed where it was pruned: {found['median']:.2f} times that of the whole model {spread}.\n"
-    return f"""{_front_matter("attendrop", head, "pruned")}
+    return f"""{_front_matter("attendrop", task_type, "pruned")}
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
 
@@ -194,13 +194,13 @@ Layers were {chosen}.{unknown}
 {scores}
 | parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
 {speed}
-{_predicting(metrics, head)}
+{_predicting(metrics, task_type)}
 """
 
 
-def baseline_card(metrics: Mapping[str, Any], head: Head) -> str:
+def baseline_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Write the card of a baseline that was kept: what it is, its data and scores, and how to use it."""
-    return f"""{_front_matter("attendrop", head, metrics["method"])}
+    return f"""{_front_matter("attendrop", task_type, metrics["method"])}
 
 # Baseline {metrics["method"]} on {_data_name(metrics)}
 
@@ -218,17 +218,19 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 `{metrics["method"]}`. `attendrop predict` and `attendrop evaluate` read this folder, transformers does not.
 
-{_predicting(metrics, head)}
+{_predicting(metrics, task_type)}
 """
 
 
-def usage_of(head: Head, num_texts: int, max_length: int, *, stock: bool = True, options: str = "") -> str:
+def usage_of(task_type: TaskType, num_texts: int, max_length: int, *, stock: bool = True, options: str = "") -> str:
     """Return Python code that loads and calls a model; ``stock``: with transformers alone, and further ``options``."""
     texts = ", ".join(("text", "second_text")[:num_texts])
-    code = Template(head.example).substitute(texts=texts, max_length=max_length, **head.example_values(stock=stock))
+    code = Template(task_type.example).substitute(
+        texts=texts, max_length=max_length, **task_type.example_values(stock=stock)
+    )
     imports, model = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load(folder)"
     if stock:
-        imports = f"from transformers import {head.auto_class}, AutoTokenizer"
-        model = f"{head.auto_class}.from_pretrained(folder{options})"
+        imports = f"from transformers import {task_type.auto_class}, AutoTokenizer"
+        model = f"{task_type.auto_class}.from_pretrained(folder{options})"
     first = "import torch\n" if "torch." in code else ""
     return f"{first}{imports}\n\nmodel = {model}\ntokenizer = AutoTokenizer.from_pretrained(folder{options})\n{code}"

@@ -19,10 +19,10 @@ from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.support.models import freeze_unsaved
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of, read_config
-from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import fit_tokenizer
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.model_classes import configure_pooling, is_encoder, pooling_of, read_config
+from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.tasks.values import plain
 from attendrop.wording import names_of
 
@@ -70,9 +70,9 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         with _load_errors(name), without_report():
             model = load_model(name)
             model = model.model if is_pruned(name) else model
-            head = head_of_model(model.config)
-            tokenizer = head.load_tokenizer(name)
-        declare_output(model, head.output_kind)
+            task_type = task_type_of_model(model.config)
+            tokenizer = task_type.load_tokenizer(name)
+        declare_output(model, task_type.output_kind)
         fit_tokenizer(name, model, tokenizer)
         return Loaded(model, tokenizer)
     place = resolve_model(name)
@@ -86,13 +86,13 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         raise AttendropError(f"The folder '{place}' holds no weights: it has no model.safetensors.")
     with _load_errors(name), without_report():
         config = read_config(place)
-        head = head_of_model(config) if task is None else task.head
+        task_type = task_type_of_model(config) if task is None else task.type
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
-            head.configure(config)
-            if head.one_vector:
+            task_type.configure(config)
+            if task_type.one_vector:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
-        model, found = head.model_class(config).from_pretrained(
+        model, found = task_type.model_class(config).from_pretrained(
             place,
             config=config,
             use_safetensors=True,
@@ -101,19 +101,19 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             dtype="float32",
             trust_remote_code=False,
         )
-        tokenizer = head.load_tokenizer(place)
+        tokenizer = task_type.load_tokenizer(place)
     freeze_unsaved(model)
-    declare_output(model, head.output_kind)
-    _report_loading(name, model, found, trained_for, head, keeps_head=task is None)
+    declare_output(model, task_type.output_kind)
+    _report_loading(name, model, found, trained_for, task_type, keeps_head=task is None)
     fit_tokenizer(name, model, tokenizer)
-    head.prepare(model, tokenizer)
+    task_type.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 
 def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:
     """Load only the tokenizer of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
     with _load_errors(name):
-        found: PreTrainedTokenizerBase = task.head.load_tokenizer(resolve_model(name))
+        found: PreTrainedTokenizerBase = task.type.load_tokenizer(resolve_model(name))
         return found
 
 
@@ -181,7 +181,13 @@ def _check_folder(name: str) -> None:
 
 
 def _report_loading(
-    name: str, model: PreTrainedModel, found: dict[str, Any], trained_for: list[str], head: Head, *, keeps_head: bool
+    name: str,
+    model: PreTrainedModel,
+    found: dict[str, Any],
+    trained_for: list[str],
+    task_type: TaskType,
+    *,
+    keeps_head: bool,
 ) -> None:
     """Warn of weights that are in no file, except those of a head of a task, and of one for other classes."""
     missing = sorted(found["missing_keys"])
@@ -197,7 +203,7 @@ def _report_loading(
             "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
         )
     in_head = [key for key in missing if not key.startswith(body)]
-    if head.generates and in_head:
+    if task_type.generates and in_head:
         logger.warning(
             "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
             name,
@@ -207,14 +213,14 @@ def _report_loading(
     if resized:
         logger.warning("The head of %s has another number of outputs; a new one takes its place.", name)
     named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
-    as_many = not in_head and len(trained_for) == len(head.output_names) > 1
-    if named and as_many and list(map(plain, trained_for)) != list(map(plain, head.output_names)):
+    as_many = not in_head and len(trained_for) == len(task_type.output_names) > 1
+    if named and as_many and list(map(plain, trained_for)) != list(map(plain, task_type.output_names)):
         logger.warning(
             "The head of %s was trained for other classes and is kept: its outputs for %s start as those for %s; "
             "to start with a new head, train the model that it came from.",
             name,
             names_of(trained_for),
-            names_of(head.output_names),
+            names_of(task_type.output_names),
         )
 
 

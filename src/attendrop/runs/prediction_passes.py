@@ -30,11 +30,11 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import check_whole
 from attendrop.support.files import BASELINE_CONFIG, write_json
 from attendrop.support.models import compute_device
-from attendrop.tasks.heads.base import Array, Head, row_array
-from attendrop.tasks.heads.model_classes import MODELING_FILE
-from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.tokenization import fit_tokenizer
+from attendrop.tasks.types.base import Array, TaskType, row_array
+from attendrop.tasks.types.model_classes import MODELING_FILE
+from attendrop.tasks.types.registry import task_type_of_model
 
 _WEIGHTS = "baseline.safetensors"
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
@@ -48,7 +48,7 @@ _TERMS: tuple[dict[str, Any], ...] = (
 def predict_outputs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    head: Head,
+    task_type: TaskType,
     encoded: Mapping[str, list[Any]],
     batch_size: int,
     device: str,
@@ -62,16 +62,16 @@ def predict_outputs(
     computes the outputs of a batch in place of the model, such as an exported file.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
-    compute, concatenate = predict or partial(head.predict, model), head.concatenate
-    raw = over_rows(compute, model, tokenizer, head, encoded, batch_size, on_batch, concatenate=concatenate)
-    return head.row_outputs(raw, encoded, tokenizer)
+    compute, concatenate = predict or partial(task_type.predict, model), task_type.concatenate
+    raw = over_rows(compute, model, tokenizer, task_type, encoded, batch_size, on_batch, concatenate=concatenate)
+    return task_type.row_outputs(raw, encoded, tokenizer)
 
 
 def over_rows(
     compute: Callable[[dict[str, Tensor]], Array],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    head: Head,
+    task_type: TaskType,
     encoded: Mapping[str, list[Any]],
     batch_size: int,
     on_batch: Callable[[int], None] | None = None,
@@ -83,10 +83,10 @@ def over_rows(
     So batches have little padding. The values are in the order of the rows.
     """
     accepted = inspect.signature(model.forward).parameters
-    read = [*tokenizer.model_input_names, *(["labels"] if head.generates else [])]
+    read = [*tokenizer.model_input_names, *(["labels"] if task_type.generates else [])]
     columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
-    collate, found = head.collator(tokenizer), []
+    collate, found = task_type.collator(tokenizer), []
     with torch.no_grad():
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
@@ -107,7 +107,7 @@ def unit_means(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
 def frozen_features(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    head: Head,
+    task_type: TaskType,
     encoded: Mapping[str, list[Any]],
     batch_size: int,
     device: str,
@@ -133,7 +133,7 @@ def frozen_features(
         units: Array = unit_means(hidden, batch.get("attention_mask")).cpu().numpy()
         return units
 
-    return over_rows(means, encoder, tokenizer, head, encoded, batch_size)
+    return over_rows(means, encoder, tokenizer, task_type, encoded, batch_size)
 
 
 # Baselines -----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class BaselineModel:
 
     Attributes:
         name: Name of the baseline.
-        head: Head of the task, which reads rows and scores outputs.
+        task_type: Kind of task, which reads rows and scores outputs.
         tokenizer: Tokenizer with which rows are encoded.
         bias: Bias of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each
             word of a row, ``(1, outputs)``.
@@ -155,7 +155,7 @@ class BaselineModel:
     """
 
     name: str
-    head: Head
+    task_type: TaskType
     tokenizer: PreTrainedTokenizerBase
     bias: Array
     weight: Array | None = None
@@ -174,10 +174,10 @@ class BaselineModel:
         if self.weight is None:
             found = self.constant(columns)
         elif self.encoder is None:
-            texts = Dataset.from_dict({name: columns[name] for name in self.head.inputs_in(columns)})
-            found = self.linear(tf_idf(self.vectorizers, self.head.texts(texts)))
+            texts = Dataset.from_dict({name: columns[name] for name in self.task_type.inputs_in(columns)})
+            found = self.linear(tf_idf(self.vectorizers, self.task_type.texts(texts)))
         else:
-            means = frozen_features(self.encoder, self.tokenizer, self.head, encoded, batch_size, device)
+            means = frozen_features(self.encoder, self.tokenizer, self.task_type, encoded, batch_size, device)
             found = self.linear(document_means(means, encoded))
         if on_batch is not None:
             on_batch(len(found))
@@ -191,12 +191,12 @@ class BaselineModel:
 
     def constant(self, columns: Mapping[str, Sequence[Any]]) -> Array:
         """Repeat the constant output for each row, or for each word of it; a row's choices may be fewer, or more."""
-        inputs = columns[self.head.inputs[0]]
-        if self.head.one_vector:
+        inputs = columns[self.task_type.inputs[0]]
+        if self.task_type.one_vector:
             return np.tile(self.bias, (len(inputs), 1))
         if self.bias.ndim == 2:
             return row_array([np.tile(self.bias, (len(row), 1)) for row in inputs])
-        counts = [len(choices) for choices in columns[self.head.inputs[-1]]]
+        counts = [len(choices) for choices in columns[self.task_type.inputs[-1]]]
         return row_array([np.pad(self.bias, (0, max(0, count - len(self.bias))))[:count] for count in counts])
 
     def save(self, folder: Path, config: PreTrainedConfig) -> None:
@@ -227,14 +227,14 @@ def load_baseline(folder: Path) -> BaselineModel:
             vectorizer = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])
             vectorizer.idf_ = arrays[f"idf.{number}"]
             vectorizers.append(vectorizer)
-        head, place = head_of_model(config), str(folder)
-        tokenizer, encoder = head.load_tokenizer(place), None
+        task_type, place = task_type_of_model(config), str(folder)
+        tokenizer, encoder = task_type.load_tokenizer(place), None
         if saved["frozen"]:
             options = {"config": config, "use_safetensors": True, "dtype": "float32"}
-            encoder = head.model_class(config).from_pretrained(place, **options)
+            encoder = task_type.model_class(config).from_pretrained(place, **options)
             fit_tokenizer(place, encoder, tokenizer)
         weight = arrays.get("weight")
-        return BaselineModel(saved["baseline"], head, tokenizer, arrays["bias"], weight, vectorizers, encoder)
+        return BaselineModel(saved["baseline"], task_type, tokenizer, arrays["bias"], weight, vectorizers, encoder)
     except (OSError, KeyError, ValueError) as error:
         raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
 

@@ -107,7 +107,7 @@ def prune_run(
     check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
         run = load_finished_run(run_dir, data_dir=data_dir, device=device)
-        run.task.head.refuse("prune")
+        run.task.type.refuse("prune")
         if "pruned" in run.metrics:
             raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
         if run.chosen_on is None:
@@ -251,7 +251,7 @@ class _Work:
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """Collate encoded rows into batches, in their order, on the model's device."""
-        run, collate = self.run, self.run.task.head.collator(self.run.tokenizer)
+        run, collate = self.run, self.run.task.type.collator(self.run.tokenizer)
         read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
         listed = rows.select_columns(read).to_list()
         batches = (dict(collate(listed[i : i + size])) for i in range(0, len(listed), size))
@@ -269,9 +269,9 @@ def _recover(
         trainer = RunTrainer(
             masked,
             recovery_arguments(run.config, unused, epochs),
-            head=run.task.head,
+            task_type=run.task.type,
             train_dataset=rows,
-            data_collator=run.task.head.collator(run.tokenizer),
+            data_collator=run.task.type.collator(run.tokenizer),
             processing_class=run.tokenizer,
             compute_loss_func=run_loss(run.config, run.task, rows["labels"][:]),
             callbacks=list(callbacks),
@@ -348,7 +348,7 @@ def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, 
     scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
     metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
     metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
-    (folder / CARD).write_text(pruned_card(metrics, run.task.head), encoding="utf-8")
+    (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
     write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
     write_json(folder / METRICS, metrics)
     return metrics

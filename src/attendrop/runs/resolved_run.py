@@ -91,9 +91,9 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     ``decided`` are the options of a run that is resumed as they were decided when it began.
     """
     data = load_data(config)
-    head = data.task.head
-    if config.calibrate and not head.num_classes:
-        raise AttendropError(f"calibrate is for classes; the labels are {head.labels_are}: omit it.")
+    task_type = data.task.type
+    if config.calibrate and not task_type.num_classes:
+        raise AttendropError(f"calibrate is for classes; the labels are {task_type.labels_are}: omit it.")
     resolved = config.filled(**(decided or {}))
     honest, fraction, refit = resolved.protocol == "held-out", resolved.selection_fraction, resolved.refit
     if fraction is None:
@@ -108,8 +108,8 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     held_out = parts.selection if honest else None
     rewards = parts.reward if resolved.rewarded_on == "split" else None
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    resolved = with_training(resolved, rows, has_pooling=head.one_vector, processes=number_of_processes())
-    method = resolved.regularizer.for_data(len(head.strata), rows)
+    resolved = with_training(resolved, rows, has_pooling=task_type.one_vector, processes=number_of_processes())
+    method = resolved.regularizer.for_data(len(task_type.strata), rows)
     if method != resolved.regularizer:
         resolved = resolved.filled(options=method.options())
     return ResolvedRun(resolved, config, data, parts)

@@ -28,11 +28,11 @@ from attendrop.runs.run_trainer import RunTrainer
 from attendrop.support.files import finite
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
-from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.types.base import Array
 from attendrop.wording import counted
 
 # Sets whose score is kept by row.
@@ -70,15 +70,15 @@ def set_scores(
     run: ResolvedRun, name: str, outputs: Array, references: Array, train_references: Array | None = None
 ) -> SetScores:
     """Score outputs for a set of a run."""
-    task, head, by_row, predictions, report = run.task, run.task.head, None, None, None
+    task, task_type, by_row, predictions, report = run.task, run.task.type, None, None, None
     if name in _ROWS_KEPT:
         found = row_scores(task, outputs, references, run.parts.report[name])
         by_row = None if found is None else found.as_dict()
-        predictions = head.decode(head.checked(outputs))
+        predictions = task_type.decode(task_type.checked(outputs))
         report = error_analysis(task, outputs, references, run.parts.report[name], run.parts.real.train)
     constant = None if train_references is None else constant_scores(task, train_references, references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
-    scores, predicted = compute_scores(task, outputs, references), head.predicted_counts(outputs)
+    scores, predicted = compute_scores(task, outputs, references), task_type.predicted_counts(outputs)
     return SetScores(scores, baseline, predicted, len(references), by_row, predictions, report)
 
 
@@ -150,8 +150,10 @@ def score_model(
 
 
 def _score(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, rows: Dataset, name: str) -> SetScores:
-    head, train, outputs = run.task.head, encoded.real.train, _outputs(trainer, run.task, rows)[0]
-    return set_scores(run, name, outputs, head.references(columns_of(rows)), head.references(columns_of(train)))
+    task_type, train, outputs = run.task.type, encoded.real.train, _outputs(trainer, run.task, rows)[0]
+    return set_scores(
+        run, name, outputs, task_type.references(columns_of(rows)), task_type.references(columns_of(train))
+    )
 
 
 def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
@@ -160,7 +162,7 @@ def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, flo
     with replaced_attribute(trainer, "compute_metrics", None), in_full_precision(trainer.model):
         found = trainer.predict(rows)
     tokenizer: Any = trainer.processing_class
-    outputs = task.head.row_outputs(np.asarray(found.predictions), columns_of(rows), tokenizer)
+    outputs = task.type.row_outputs(np.asarray(found.predictions), columns_of(rows), tokenizer)
     return outputs, float((found.metrics or {})["test_loss"])
 
 
@@ -195,8 +197,8 @@ def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -
             counted(len(rows), "row"),
             ROWS_FOR_TEMPERATURE,
         )
-    head, outputs = run.task.head, _outputs(trainer, run.task, rows)[0]
-    return best_temperature(head.checked(outputs), head.references(columns_of(rows)))
+    task_type, outputs = run.task.type, _outputs(trainer, run.task, rows)[0]
+    return best_temperature(task_type.checked(outputs), task_type.references(columns_of(rows)))
 
 
 def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
@@ -218,12 +220,12 @@ def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, An
     """
     texts = texts_of(rows)
     # At random: if classes alternate, rows taken at regular steps may all be of one class.
-    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), 100 if task.head.generates else 1000))
+    numbers = random.Random(0).sample(range(len(texts)), min(len(texts), 100 if task.type.generates else 1000))
     kept = [texts[number] for number in sorted(numbers)]
     sample = rows.select(list(chain(*kept)))
     outputs, loss = _outputs(trainer, task, sample)
-    metric, least = task.head.fitted_at or (task.metric, -math.inf)
-    score = task.head.metrics[metric].score(task.head.references(columns_of(sample)), task.head.checked(outputs))
+    metric, least = task.type.fitted_at or (task.metric, -math.inf)
+    score = task.type.metrics[metric].score(task.type.references(columns_of(sample)), task.type.checked(outputs))
     return {"rows": len(kept), "loss": loss, "metric": metric, "score": score, "fitted": score >= least}
 
 
@@ -259,7 +261,7 @@ def run_metrics(
         "history": history,
         "dropout_steps": method.dropout_steps(state.log_history),
         "training": decided(config)
-        | {"head_init": None if run.task.head.generates and started == "random" else started},
+        | {"head_init": None if run.task.type.generates and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": state.global_step,
         "planned_steps": state.max_steps,

@@ -35,8 +35,8 @@ from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
 from attendrop.support.models import compute_device, named_outputs, to_device
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.types.base import TaskType
 from attendrop.training.checkpoints import trainer_state
 from attendrop.training.trainer import RegularizedTrainer
 
@@ -124,16 +124,16 @@ class RunTrainer(RegularizedTrainer):
 
     head_init: dict[str, Any] | None = None
 
-    def __init__(self, *args: Any, head: Head, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, task_type: TaskType, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.head = head
+        self.task_type = task_type
         # The collator may give targets other names than columns have.
         self.kept_columns = ("labels",)
         silence(self)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
                 callback.logging_dir = str(Path(str(self.args.output_dir)) / TENSORBOARD)
-        if head.generates:
+        if task_type.generates:
             self.compute_reward_metrics = None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -151,7 +151,7 @@ class RunTrainer(RegularizedTrainer):
             batch, unwrapped = to_device(inputs, self.args.device), self.accelerator.unwrap_model(model)
             outputs = named_outputs(logits if isinstance(logits, tuple) else (logits,), batch)
             with torch.no_grad():
-                logits = self.head.raw_outputs(unwrapped, batch, outputs)
+                logits = self.task_type.raw_outputs(unwrapped, batch, outputs)
         return loss, logits, labels
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -175,7 +175,7 @@ class RunTrainer(RegularizedTrainer):
         return order  # type: ignore[no-any-return]
 
     def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.argsort(-np.asarray(self.head.lengths(columns_of(rows))), kind="stable")
+        return np.argsort(-np.asarray(self.task_type.lengths(columns_of(rows))), kind="stable")
 
     @property
     def meter(self) -> RunCallback:
@@ -304,6 +304,6 @@ def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[.
     """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
     if config.class_weights is None:
         return None
-    if not task.head.num_classes:
-        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.head.labels_are}.")
-    return balanced_loss(labels, task.head.num_classes)
+    if not task.type.num_classes:
+        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.type.labels_are}.")
+    return balanced_loss(labels, task.type.num_classes)

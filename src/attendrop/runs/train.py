@@ -79,12 +79,12 @@ from attendrop.support.files import disk_errors, lasting_name, write_json, write
 from attendrop.support.models import compute_device, has_adapter, transformers_model
 from attendrop.tasks.class_names import names_told, unlabelled_told
 from attendrop.tasks.groups import GROUP, given_groups
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.model_classes import pools_mean
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
 
@@ -159,7 +159,7 @@ def _train(
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
     report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
-    announce_data(report, run.task.head)
+    announce_data(report, run.task.type)
     if not begun and is_main_process():
         set_aside(place)
     found = decided(run.config) | {"options": run.config.options}
@@ -253,9 +253,9 @@ def fit(
         run.method.prepare(loaded.model, config.seed)
         rows = run.parts.train
         groups = given_groups(rows) if GROUP in rows.column_names else None
-        head_init = init_head(loaded, task.head, encoded, config, groups)
+        head_init = init_head(loaded, task.type, encoded, config, groups)
     if config.adapter is not None:
-        loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.head, config.adapter))
+        loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.type, config.adapter))
 
     def note() -> None:
         if read_run(place) is None:
@@ -276,8 +276,8 @@ def fit(
 
     def scores(found: EvalPrediction, rows: Mapping[str, Any]) -> dict[str, float]:
         refuse_diverged(config, found.predictions)
-        outputs = task.head.row_outputs(np.asarray(found.predictions), rows, tokenizer)
-        return compute_scores(task, outputs, task.head.references(rows))
+        outputs = task.type.row_outputs(np.asarray(found.predictions), rows, tokenizer)
+        return compute_scores(task, outputs, task.type.references(rows))
 
     selection = {} if encoded.selection is None else columns_of(encoded.selection)
     trainer = RunTrainer(
@@ -287,12 +287,12 @@ def fit(
         train_dataset=encoded.train,
         reward_dataset=encoded.reward,
         eval_dataset=encoded.selection,
-        data_collator=task.head.collator(tokenizer),
+        data_collator=task.type.collator(tokenizer),
         processing_class=tokenizer,
         compute_metrics=lambda found: scores(found, selection),
         compute_reward_metrics=lambda found: scores(found, {"labels": found.label_ids}),
         compute_loss_func=run_loss(config, task, encoded.train["labels"][:]),
-        head=task.head,
+        task_type=task.type,
         callbacks=[*own, *callbacks],
     )
     trainer.head_init = head_init
@@ -377,7 +377,7 @@ def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files:
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    (files / CARD).write_text(model_card(metrics, run.task.head, stock=stock), encoding="utf-8")
+    (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock), encoding="utf-8")
 
 
 # What a run logs before and after training ----------------------------------------------------------------------------
@@ -405,8 +405,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     if not run.chooses_epoch:
         logger.info("Nothing is chosen: the last epoch is kept.")
     length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
-    reads = ", on the mean over all tokens" if run.task.head.one_vector and config.pooling == "mean" else ""
-    head = "" if run.task.head.generates else " and the head"
+    reads = ", on the mean over all tokens" if run.task.type.one_vector and config.pooling == "mean" else ""
+    head = "" if run.task.type.generates else " and the head"
     adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
     rate = f"learning rate {config.learning_rate:g}"
     logger.info("Training: %s of batches of %d, %s%s%s.", length, config.batch_size, rate, reads, adapter)
@@ -427,9 +427,9 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
-def announce_data(report: dict[str, Any], head: Head) -> None:
+def announce_data(report: dict[str, Any], task_type: TaskType) -> None:
     """Log the report on the data, and its warnings."""
-    logger.info("%s", report_table(report, head))
+    logger.info("%s", report_table(report, task_type))
     if report["skipped"]:
         logger.warning(
             "Skipped %s (%s); %s in the run's folder lists them.",
@@ -437,7 +437,7 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
             report["skipped_places"],
             SKIPPED,
         )
-    for warning in report_warnings(report, head):
+    for warning in report_warnings(report, task_type):
         logger.warning("%s", warning)
 
 

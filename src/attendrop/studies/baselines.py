@@ -43,13 +43,13 @@ from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.groups import GROUP, given_groups
-from attendrop.tasks.heads.base import Array
-from attendrop.tasks.heads.linear_models import self_trained
-from attendrop.tasks.heads.model_classes import is_encoder
 from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.types.base import Array
+from attendrop.tasks.types.linear_models import self_trained
+from attendrop.tasks.types.model_classes import is_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
       texts only.
 
     The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
-    (:mod:`attendrop.tasks.heads.linear_models`).
+    (:mod:`attendrop.tasks.types.linear_models`).
 
     Args:
         config: Options of the run; those of its method and of the optimization are not used.
@@ -107,9 +107,9 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         if keep_model:
             own = load_config(run.config.model)
-            run.task.head.configure(own)
+            run.task.type.configure(own)
             model.save(place, own)
-            write_text(place / CARD, baseline_card(metrics, run.task.head))
+            write_text(place / CARD, baseline_card(metrics, run.task.type))
         if predictions is not None:
             write_predictions(place / PREDICTIONS, predictions)
         finish_run(place, Path(config.output_dir), metrics)
@@ -118,7 +118,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
 
 def defined_for(task: Task) -> tuple[str, ...]:
     """Return the names of the baselines that are defined for a task."""
-    return tuple(name for name in task.head.baselines if name != SETFIT or len(task.text_columns) == 1)
+    return tuple(name for name in task.type.baselines if name != SETFIT or len(task.text_columns) == 1)
 
 
 def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
@@ -166,7 +166,7 @@ class _Baseline:
     """One baseline on the data of a run, fitted on different rows."""
 
     def __init__(self, run: ResolvedRun, name: str) -> None:
-        self.run, self.name, self.head = run, name, run.task.head
+        self.run, self.name, self.task_type = run, name, run.task.type
         self.tokenizer = load_tokenizer(run.config.model, run.task)
         self._columns = cache(lambda rows: columns_of(encode(rows, run.task, self.tokenizer, run.config.max_length)))
         if name == FROZEN:  # loading it is not part of a fit, whose time is measured
@@ -174,12 +174,12 @@ class _Baseline:
             self._frozen_features = self.features_of(*self._frozen)
 
     def references(self, rows: Dataset) -> Array:
-        return self.head.references(self._columns(rows))
+        return self.task_type.references(self._columns(rows))
 
     def constant(self, train: Dataset) -> _Fit:
         """Fit the constant answer."""
         references = self.references(train)
-        found = self.head.constant_answer(references, references[:1])
+        found = self.task_type.constant_answer(references, references[:1])
         if found is None:
             raise AttendropError(
                 f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
@@ -187,38 +187,38 @@ class _Baseline:
             )
         answer = np.atleast_1d(np.asarray(found[1][0], dtype=float))  # of the first row
         answer = answer[:1] if answer.ndim == 2 else answer  # which may have one for each word
-        return _Fit(BaselineModel(self.name, self.head, self.tokenizer, answer))
+        return _Fit(BaselineModel(self.name, self.task_type, self.tokenizer, answer))
 
     def fit(self, train: Dataset) -> _Fit:
         """Fit the baseline: the linear model of the head, or a constant where all rows are of one class."""
-        config, head, unlabelled = self.run.config, self.head, self.run.parts.unlabelled
+        config, task_type, unlabelled = self.run.config, self.task_type, self.run.parts.unlabelled
         if self.name == MAJORITY:
             return self.constant(train)
         if self.name == TFIDF:
-            vectorizers = fit_tf_idf(head.texts(train))
+            vectorizers = fit_tf_idf(task_type.texts(train))
             parts: dict[str, Any] = {"tokenizer": self.tokenizer, "vectorizers": vectorizers}
 
             def features(rows: Dataset, *, share: bool = False) -> Array:
-                return tf_idf(vectorizers, head.texts(rows))
+                return tf_idf(vectorizers, task_type.texts(rows))
 
         elif self.name == FROZEN:
             features = self._frozen_features
             parts = dict(zip(("encoder", "tokenizer"), self._frozen, strict=True))
         else:
             encoder, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
-            tune_on_pairs(encoder, tokenizer, head.texts(train), head.strata_of(train), config)
+            tune_on_pairs(encoder, tokenizer, task_type.texts(train), task_type.strata_of(train), config)
             features, parts = self.features_of(encoder, tokenizer), {"encoder": encoder, "tokenizer": tokenizer}
         columns, own, decision = self._columns(train), features(train), {"used": False}
         targets = list(of_documents(columns["labels"][:], columns))
         how: dict[str, Any] = {"balanced": config.class_weights is not None}
         how["groups"] = given_groups(train) if GROUP in train.column_names else None
-        found = head.fit_linear(own, targets, **how)
+        found = task_type.fit_linear(own, targets, **how)
         if found is None:
             return self.constant(train)
         if unlabelled is not None:
             names = [index < 0 for index in train["index"][:]]
             found, decision = self_trained(found, own, targets, features(unlabelled), never_held_out=names, **how)
-        model = BaselineModel(self.name, head, **parts, bias=found.bias, weight=found.weight)
+        model = BaselineModel(self.name, task_type, **parts, bias=found.bias, weight=found.weight)
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
         return _Fit(model, partial(features, share=True), decision)
 
@@ -229,13 +229,13 @@ class _Baseline:
         known: dict[tuple[str, ...], Array] = {}
 
         def features(rows: Dataset, *, share: bool = False) -> Array:
-            texts = task.head.texts(rows)
+            texts = task.type.texts(rows)
             if not known.keys() >= set(texts):
                 first = {text: row for row, text in reversed(list(enumerate(texts)))}
                 encoded = encode(rows.select(first.values()), task, tokenizer, config.max_length)[:]
 
                 def compute() -> Array:
-                    found = frozen_features(model, tokenizer, task.head, encoded, size, config.device)
+                    found = frozen_features(model, tokenizer, task.type, encoded, size, config.device)
                     return document_means(found, encoded)
 
                 key = lambda: [digest_of_model(model.base_model), encoded, size, device]  # noqa: E731

@@ -38,8 +38,8 @@ from attendrop.studies.study import check_study_folder, write_compared, write_re
 from attendrop.studies.units import FROZEN, REFERENCE, Event, Result, Unit, check_evaluation
 from attendrop.support.files import write_json, write_text
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.model_classes import is_encoder
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.model_classes import is_encoder
 from attendrop.wording import csv_of_records, in_markdown, score_text
 
 SELECTION_FRACTION = 0.2
@@ -179,7 +179,7 @@ def run_comparison(
     unlike = f", {len(parts.report['ood'])} for those on unlike rows" if "ood" in parts.report else ""
     logger.info(
         "%s: %s, %s to train on, %d for the final scores%s.",
-        run.data.source, run.task.head.labels_are, parts.trained_on(run.config.label_names), len(parts.report["dev"]),
+        run.data.source, run.task.type.labels_are, parts.trained_on(run.config.label_names), len(parts.report["dev"]),
         unlike,
     )  # fmt: skip
     if run.data.looks_grouped:
@@ -377,7 +377,7 @@ def keep_best(
     config: RunConfig, found: Answer, results: Sequence[Result], folder: Path, on_event: OnEvent
 ) -> tuple[str, Path]:
     """Train the recommended model on all rows; return the label of its row, and its folder."""
-    wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
+    wanted = best_model(found, results, config, resolve_run(config).task.type, folder)
     place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
         rows = fingerprint(resolve_run(wanted.config).parts)
@@ -397,7 +397,7 @@ def keep_best(
     return kept, place
 
 
-def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, head: Head, folder: Path) -> Unit:
+def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, task_type: TaskType, folder: Path) -> Unit:
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
     It is trained on all rows, but for those that the method or the protocol needs held out. A linear model on the
@@ -417,7 +417,7 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, hea
     else:
         changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "held-out"}
-    if baseline == FROZEN and head.one_vector and is_encoder(load_config(own.model)):
+    if baseline == FROZEN and task_type.one_vector and is_encoder(load_config(own.model)):
         changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}

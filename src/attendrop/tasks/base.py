@@ -16,10 +16,10 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError, check_known
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, split_long
 from attendrop.tasks.table import SkippedRow, text_lines
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.registry import get_task_type
 from attendrop.wording import counted
 
 _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
@@ -42,17 +42,17 @@ class Task:
     # Classes of models trained on other tasks, each with the class of this task that it is read as. Where there are
     # any, models with other classes are not scored.
     readings: tuple[Mapping[str, str], ...] = ()
-    unknown_names: tuple[str, ...] = ()  # as in `Head`
+    unknown_names: tuple[str, ...] = ()  # as in `TaskType`
 
     @cached_property
-    def head(self) -> Head:
-        """The head of this kind of task: model class, encoding, metrics, predictions."""
-        return replace(get_head(self.kind, self.label_names, self.options), unknown_names=self.unknown_names)
+    def type(self) -> TaskType:
+        """What this kind of task reads and predicts: model class, encoding, metrics, predictions."""
+        return replace(get_task_type(self.kind, self.label_names, self.options), unknown_names=self.unknown_names)
 
     @property
     def num_labels(self) -> int:
         """Number of outputs per prediction: the number of classes, 1 for regression."""
-        return len(self.head.output_names)
+        return len(self.type.output_names)
 
     def with_long_texts(self, wanted: str | None) -> Self:
         """Return the task with another treatment of long texts; None leaves it as it is.
@@ -63,7 +63,7 @@ class Task:
         if wanted in (None, HEAD):
             return self if wanted is None else replace(self, long_texts=wanted)
         what, texts = f"long-texts {wanted!r} is for", len(self.text_columns)
-        if not self.head.one_vector:
+        if not self.type.one_vector:
             raise AttendropError(f"{what} one prediction for each text, and the task is {self.kind}; omit it.")
         if texts > 1:
             raise AttendropError(f"{what} single texts, and the rows have {texts}; omit it.")
@@ -74,7 +74,7 @@ class Task:
 class TaskData:
     """The loaded splits of a task, by name: "train", "dev", "test", and others that it has ("dev_mismatched").
 
-    Columns are ``head.inputs`` ("text", "text_pair" ...), "label" (class id, float ...; absent if the split has no
+    Columns are ``task.type.inputs`` ("text", "text_pair" ...), "label" (class id, float ...; absent if the split has no
     labels), "index" (id of the row in a file of predictions), and in custom training data the further columns that
     :func:`load_files` was asked for.
     """
@@ -211,25 +211,25 @@ class Source:
 
     def _dataset(self, rows: Sequence[Row]) -> Dataset:
         """Make a data set of rows; raise AttendropError for a row whose values or label are wrong."""
-        head = self.task.head
+        task_type = self.task.type
         labelled = any(row.label is not None for row in rows)
         for row in rows:
             if not labelled:
-                problem = head.texts_problem(row.inputs)
+                problem = task_type.texts_problem(row.inputs)
             elif self.labels is None:
-                problem = head.texts_problem(row.inputs) or head.value_problem(row.label)
-                problem = problem or head.label_problem(row.label) or head.row_problem(row.inputs, row.label)
+                problem = task_type.texts_problem(row.inputs) or task_type.value_problem(row.label)
+                problem = problem or task_type.label_problem(row.label) or task_type.row_problem(row.inputs, row.label)
             else:
                 wrong = isinstance(row.label, str) and row.label not in self.labels
                 problem = f"the label {row.label!r} is not one of {', '.join(self.labels)}" if wrong else None
             if problem is not None:
                 raise AttendropError(f"{row.file}, {row.place}: {problem}.")
         values = zip(*(row.inputs for row in rows), strict=True)
-        columns: dict[str, list[Any]] = dict(zip(head.inputs, map(list, values), strict=False))
+        columns: dict[str, list[Any]] = dict(zip(task_type.inputs, map(list, values), strict=False))
         if labelled:
             ids = {label: number for number, label in enumerate(self.labels or ())}
             labels = [ids.get(row.label, row.label) if ids else row.label for row in rows]
-            columns["label"] = labels if ids else head.read_labels(labels)
+            columns["label"] = labels if ids else task_type.read_labels(labels)
         columns |= {name: [row.others[name] for row in rows] for name in rows[0].others}
         return Dataset.from_dict({**columns, "index": columns.get("index", list(range(len(rows))))})
 
@@ -309,13 +309,13 @@ def encode(dataset: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max
             texts is truncated first.
 
     Returns:
-        What the head makes of the rows (:meth:`Head.tokenize`), "labels", if there are any, and "length", in tokens.
+        What :meth:`TaskType.tokenize` makes of the rows, "labels", if there are any, and "length", in tokens.
         Where a row can become several, as texts in windows do, "document", the number of the row in the data set.
 
     Raises:
         AttendropError: ``max_length`` leaves no room for the texts, or the head leaves out all rows.
     """
-    limit = task.head.length_limit(tokenizer, max_length, dataset.column_names)
+    limit = task.type.length_limit(tokenizer, max_length, dataset.column_names)
     encoded = dataset.map(
         lambda columns, rows: encode_columns(columns, task, tokenizer, limit, first_row=rows[0]),
         batched=True,
@@ -338,13 +338,13 @@ def encode_columns(
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows as :func:`encode` does, from number ``first_row``, with a length of :meth:`Head.length_limit`."""
-    head, whole = task.head, task.long_texts == HEAD
-    tokens = head.tokenize(columns, tokenizer, max_length if whole else None)
+    """Tokenize rows as :func:`encode` does, from number ``first_row``, to :meth:`TaskType.length_limit`."""
+    task_type, whole = task.type, task.long_texts == HEAD
+    tokens = task_type.tokenize(columns, tokenizer, max_length if whole else None)
     encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)
-    encoded["length"] = head.lengths(encoded)
+    encoded["length"] = task_type.lengths(encoded)
     documents = encoded.get(DOCUMENT)
     if "label" in columns:
         labels = columns["label"] if documents is None else [columns["label"][row] for row in documents]
-        encoded["labels"] = head.targets(labels, tokens, tokenizer)
+        encoded["labels"] = task_type.targets(labels, tokens, tokenizer)
     return encoded if documents is None else encoded | {DOCUMENT: [first_row + row for row in documents]}

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, did_you_mean
-from attendrop.tasks.heads.builtin import ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table, read_table
+from attendrop.tasks.types.builtin import ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.values import UNSPACED, count_words, number_form, plain, text_problem, value_problem
 from attendrop.wording import counted, names_of
 
 if TYPE_CHECKING:
-    from attendrop.tasks.heads.base import Head
+    from attendrop.tasks.types.base import TaskType
 
 # Value of the option ``label_names`` that is no file.
 AUTO = "auto"
@@ -112,7 +112,7 @@ def same_text(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", plain(text))) or plain(text)
 
 
-def read_label_names(file: str, head: Head) -> list[tuple[str, str]]:
+def read_label_names(file: str, task_type: TaskType) -> list[tuple[str, str]]:
     """Read texts of classes, which may have several, each with its class, from a file with columns label and text.
 
     Raises:
@@ -122,8 +122,8 @@ def read_label_names(file: str, head: Head) -> list[tuple[str, str]]:
     found = table.values(("text", "label"))
     for place, (text, label) in zip(table.places, found, strict=True):
         problem = text_problem(text) or value_problem(label)
-        if not problem and (unknown := head.unknown_labels(label)):
-            hint = did_you_mean(unknown[0], head.label_names).removesuffix(".")
+        if not problem and (unknown := task_type.unknown_labels(label)):
+            hint = did_you_mean(unknown[0], task_type.label_names).removesuffix(".")
             problem = f"the label {unknown[0]!r} is not one of the training rows{hint}"
         if problem:
             raise AttendropError(f"{file}, {place}: {problem}; correct it.")

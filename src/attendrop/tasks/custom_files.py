@@ -13,11 +13,11 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.groups import GROUP, ungrouped
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import candidate_heads
 from attendrop.tasks.inspection import describe, group_columns
 from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, read_label_map
 from attendrop.tasks.table import BadRows, Table, read_chunks, read_table
+from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.registry import candidate_types
 from attendrop.tasks.values import is_missing, joined_labels, pointed, written
 from attendrop.wording import counted
 
@@ -47,7 +47,7 @@ def load_files(
         eval_file: File of the split "dev".
         text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
         label_column: Required. Several, comma-separated: a column of zeros and ones for each label that a row may have.
-        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
+        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.types.registry`. With "auto", labels are tags if
             texts are lists of words, several labels if they are lists, numbers if at least one, in any file, has a
             decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are
             refused unless classes are asked for, and so are labels that
@@ -78,7 +78,7 @@ def load_files(
     # The kinds of tasks that the first row may be of.
     labels = train.column(label_column) if label_column in train.columns else []
     first = next(filter(written, labels), next((label for label in labels if label is not None), None))
-    kinds = candidate_heads(label_type, [train.column(name)[0] for name in text_columns], first)
+    kinds = candidate_types(label_type, [train.column(name)[0] for name in text_columns], first)
     _check_columns(kinds[0], text_columns, label_column)
     tables = {split: _with_texts(table, text_columns, kinds[0], bad) for split, table in tables.items()}
     if label_column is None:
@@ -94,11 +94,13 @@ def load_files(
 
         tables[split] = _not_empty(table.checked(label_column, problem, bad))
     kind = next(kind for kind in kinds if asked or kind.suits(tables, label_column))
-    head = kind.from_labels(tables, label_column, asked=asked)
+    task_type = kind.from_labels(tables, label_column, asked=asked)
     if bad.keeps_unknown and "dev" in tables:
-        head = head.with_unknown(tables["dev"].column(label_column))
-    read = {split: _not_empty(_with_labels(t, text_columns, label_column, head, bad)) for split, t in tables.items()}
-    splits = {split: _columns(table, text_columns, label_column, head) for split, table in read.items()}
+        task_type = task_type.with_unknown(tables["dev"].column(label_column))
+    read = {
+        split: _not_empty(_with_labels(t, text_columns, label_column, task_type, bad)) for split, t in tables.items()
+    }
+    splits = {split: _columns(table, text_columns, label_column, task_type) for split, table in read.items()}
     train = read["train"]
     if ood_column is not None:
         splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
@@ -110,7 +112,7 @@ def load_files(
         looks_grouped = ungrouped(names[0], others[names[0]].distinct, len(train))
     files = ", ".join(str(table.path) for table in read.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    return TaskData(files_task(text_columns, head), data, files, tuple(bad.skipped), looks_grouped)
+    return TaskData(files_task(text_columns, task_type), data, files, tuple(bad.skipped), looks_grouped)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def stream_file(
     file: str | Path,
     *,
     text_columns: Sequence[str],
-    head: Head,
+    task_type: TaskType,
     label_column: str | None = None,
     label_map: str | Path | None = None,
     size: int,
@@ -138,36 +140,36 @@ def stream_file(
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
     not read.
     """
-    _check_columns(head, text_columns, label_column)
+    _check_columns(task_type, text_columns, label_column)
     meanings = {} if label_map is None else read_label_map(label_map)
 
     def as_trained_on(value: Any) -> Any:
         """Return a label with a decimal comma, also ``1,000``, with a point if it is known so."""
         decimal = pointed(value) if isinstance(value, str) else value
-        return decimal if head.unknown_labels(value) and not head.unknown_labels(decimal) else value
+        return decimal if task_type.unknown_labels(value) and not task_type.unknown_labels(decimal) else value
 
     for table in read_chunks(file, size, bad, format=format):
-        table = as_meant(table, label_column, meanings, head.label_type, bad)
-        table = _with_texts(table, text_columns, head, bad)
+        table = as_meant(table, label_column, meanings, task_type.label_type, bad)
+        table = _with_texts(table, text_columns, task_type, bad)
         if label_column is not None:
-            table = table.checked(label_column, head.value_problem, bad)
+            table = table.checked(label_column, task_type.value_problem, bad)
             if table.delimiter == ";":
                 table = table.with_column(label_column, list(map(as_trained_on, table.column(label_column))))
             if bad.keeps_unknown:
-                head = head.with_unknown(table.column(label_column))
-            table = _with_labels(table, text_columns, label_column, head, bad)
+                task_type = task_type.with_unknown(table.column(label_column))
+            table = _with_labels(table, text_columns, label_column, task_type, bad)
         if len(table):
-            yield Chunk(_columns(table, text_columns, label_column, head), table, head.unknown_names)
+            yield Chunk(_columns(table, text_columns, label_column, task_type), table, task_type.unknown_names)
 
 
-def files_task(text_columns: Sequence[str], head: Head) -> Task:
+def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
     """Make the task of custom files, with the classes of a head."""
-    metric, *others = head.default_metrics
-    task = Task("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others))
-    return replace(task, options=head.options(), unknown_names=head.unknown_names)
+    metric, *others = task_type.default_metrics
+    task = Task("files", task_type.kind, tuple(text_columns), task_type.label_names, metric, "own files", tuple(others))
+    return replace(task, options=task_type.options(), unknown_names=task_type.unknown_names)
 
 
-def _check_columns(reader: Head | type[Head], text_columns: Sequence[str], label_column: str | None) -> None:
+def _check_columns(reader: TaskType | type[TaskType], text_columns: Sequence[str], label_column: str | None) -> None:
     named = [*text_columns, *([] if label_column is None else [label_column])]
     if repeated := [name for name in named if named.count(name) > 1]:
         raise AttendropError(f"the column {repeated[0]!r} is given twice; text and label columns must differ.")
@@ -178,30 +180,36 @@ def _check_columns(reader: Head | type[Head], text_columns: Sequence[str], label
         raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
 
 
-def _with_texts(table: Table, text_columns: Sequence[str], reader: Head | type[Head], bad: BadRows) -> Table:
+def _with_texts(table: Table, text_columns: Sequence[str], reader: TaskType | type[TaskType], bad: BadRows) -> Table:
     """Keep the rows whose texts can be read."""
     for number, name in enumerate(text_columns):
         table = table.checked(name, partial(reader.text_problem, column=number), bad)
     return table.checked(text_columns, reader.texts_problem, bad)
 
 
-def _with_labels(table: Table, text_columns: Sequence[str], label_column: str, head: Head, bad: BadRows) -> Table:
+def _with_labels(
+    table: Table, text_columns: Sequence[str], label_column: str, task_type: TaskType, bad: BadRows
+) -> Table:
     """Keep the rows whose labels the head can read, and which fit their texts."""
 
     def problem(row: Sequence[Any]) -> str | None:
         *texts, label = row
-        return head.row_problem(head.read_texts(texts), label)
+        return task_type.row_problem(task_type.read_texts(texts), label)
 
-    return table.checked(label_column, head.label_problem, bad).checked((*text_columns, label_column), problem, bad)
+    return table.checked(label_column, task_type.label_problem, bad).checked(
+        (*text_columns, label_column), problem, bad
+    )
 
 
-def _columns(table: Table, text_columns: Sequence[str], label_column: str | None, head: Head) -> dict[str, list[Any]]:
+def _columns(
+    table: Table, text_columns: Sequence[str], label_column: str | None, task_type: TaskType
+) -> dict[str, list[Any]]:
     """Make the columns of a data set from a table of valid rows."""
-    read = list(map(head.read_texts, table.values(text_columns)))
-    names = head.inputs_of(len(text_columns))
+    read = list(map(task_type.read_texts, table.values(text_columns)))
+    names = task_type.inputs_of(len(text_columns))
     columns: dict[str, list[Any]] = {name: [row[place] for row in read] for place, name in enumerate(names)}
     columns["index"] = table.frame.index.tolist()
-    return columns | ({} if label_column is None else {"label": head.read_labels(table.column(label_column))})
+    return columns | ({} if label_column is None else {"label": task_type.read_labels(table.column(label_column))})
 
 
 def _group_values(table: Table, column: str) -> list[str]:

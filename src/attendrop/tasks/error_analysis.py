@@ -13,9 +13,9 @@ from scipy.special import expit, log_softmax, softmax
 from sklearn.metrics import precision_recall_fscore_support
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array
-from attendrop.tasks.heads.classification import MultiLabel, predicted_classes
 from attendrop.tasks.splits import nearest_texts
+from attendrop.tasks.types.base import Array
+from attendrop.tasks.types.classification import MultiLabel, predicted_classes
 from attendrop.tasks.values import plain
 from attendrop.wording import counted
 
@@ -46,25 +46,25 @@ def error_analysis(
         ``text, class, predicted, probability``, and with training rows ``nearest``: the most similar one by TF-IDF,
         with ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
-    head = task.head
-    if not head.num_classes and not isinstance(head, MultiLabel):
+    task_type = task.type
+    if not task_type.num_classes and not isinstance(task_type, MultiLabel):
         return None
-    outputs = head.checked(outputs)
-    names, numbers = head.all_names, range(len(head.output_names))
-    predicted: Array = predicted_classes(outputs) if head.num_classes else expit(outputs) > 0.5
+    outputs = task_type.checked(outputs)
+    names, numbers = task_type.all_names, range(len(task_type.output_names))
+    predicted: Array = predicted_classes(outputs) if task_type.num_classes else expit(outputs) > 0.5
     found = precision_recall_fscore_support(references, predicted, labels=list(numbers), zero_division=0.0)
     counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(numbers))
     classes = [
         {"class": name, "rows": int(rows), "predicted": int(count), "precision": p, "recall": r, "f1": f1}
         for name, p, r, f1, rows, count in zip(
-            head.label_names, *(part.tolist() for part in found), counts, strict=True
+            task_type.label_names, *(part.tolist() for part in found), counts, strict=True
         )
     ]
-    if not head.num_classes:
+    if not task_type.num_classes:
         return {"classes": classes}
     wrong = np.flatnonzero(predicted != references)
     confused = Counter(zip(references[wrong], predicted[wrong], strict=True))
-    probabilities, texts = softmax(outputs, axis=1)[wrong, predicted[wrong]], head.texts(rows)
+    probabilities, texts = softmax(outputs, axis=1)[wrong, predicted[wrong]], task_type.texts(rows)
     errors: list[dict[str, Any]] = [
         {
             "row": rows["index"][int(wrong[place])],
@@ -76,7 +76,7 @@ def error_analysis(
         for place in np.argsort(-probabilities, kind="stable")[:_LISTED]
     ]
     if train is not None and errors:
-        known, labels = [" | ".join(map(str, text)) for text in head.texts(train)], head.strata_of(train)
+        known, labels = [" | ".join(map(str, text)) for text in task_type.texts(train)], task_type.strata_of(train)
         same: defaultdict[str, list[int]] = defaultdict(list)
         for row, text in enumerate(known):
             same[plain(text)].append(row)

@@ -41,7 +41,7 @@ def groups_of(rows: Dataset, task: Task) -> list[int]:
     Rows belong together if they have the same text, nearly the same (:func:`near_duplicates`), or the same value in
     :data:`GROUP`, and if both belong to a third.
     """
-    texts = task.head.texts(rows)
+    texts = task.type.texts(rows)
     known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
     joined = [" ".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in row) for row in texts]
     numbers = merged(*known, near_duplicates(joined))

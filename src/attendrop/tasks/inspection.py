@@ -17,7 +17,6 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import check_classes, in_words, telling_names, why_no_names, why_no_rows
-from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, label_variants, read_label_map
 from attendrop.tasks.table import (
     ENCODINGS,
@@ -32,6 +31,7 @@ from attendrop.tasks.table import (
     read_table,
     skipped_places,
 )
+from attendrop.tasks.types.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.values import (
     are_numbers,
     class_name,

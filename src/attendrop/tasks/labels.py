@@ -22,8 +22,8 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.support.files import check_output, write_text
-from attendrop.tasks.heads.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.table import BadRows, Table, read_table
+from attendrop.tasks.types.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.tasks.values import (
     class_name,
     is_missing,

@@ -11,7 +11,7 @@ import numpy as np
 
 from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array, Head, row_array
+from attendrop.tasks.types.base import Array, TaskType, row_array
 
 # Names of metrics in the field, and those of scikit-learn's scorers. Some heads have further ones.
 ALIASES = {
@@ -35,9 +35,9 @@ def with_metric(task: Task, name: str) -> Task:
         AttendropError: The metric is unknown or does not fit the task.
     """
     wanted = name.strip().lower().replace("-", "_")
-    wanted = task.head.metric_aliases.get(wanted, ALIASES.get(wanted, wanted))
-    fitting = [metric for metric, score in task.head.metrics.items() if score.selects]
-    problem = f"there is no metric {name!r} for {task.head.labels_are}"
+    wanted = task.type.metric_aliases.get(wanted, ALIASES.get(wanted, wanted))
+    fitting = [metric for metric, score in task.type.metrics.items() if score.selects]
+    problem = f"there is no metric {name!r} for {task.type.labels_are}"
     check_known(wanted, fitting, problem, f"there are {', '.join(fitting)}")
     others = tuple(metric for metric in (task.metric, *task.other_metrics) if metric != wanted)
     return replace(task, metric=wanted, other_metrics=others)
@@ -50,47 +50,47 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
     scikit-learn; of several labels per row, over all labels), Matthews, Pearson and Spearman are fractions, not
     percentages. A score that is undefined, such as the correlation with a constant, is 0.0, not NaN.
 
-    Outputs have one entry per row, such as logits ``(rows, classes)``; labels are those of :meth:`Head.references`.
+    Outputs have one entry per row, such as logits ``(rows, classes)``; labels are those of :meth:`TaskType.references`.
 
     Raises:
         AttendropError: There are no rows, or an output is NaN or infinite because the model diverged.
     """
-    outputs, labels = task.head.checked(outputs), np.asarray(labels)
+    outputs, labels = task.type.checked(outputs), np.asarray(labels)
     if len(labels) == 0:
         raise AttendropError("there are no rows to score.")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A single label was found")  # of a few rows
-        scores = {name: task.head.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
+        scores = {name: task.type.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
     return {name: 0.0 if math.isnan(score) else score for name, score in scores.items()}
 
 
 def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]] | None:
     """Score the constant prediction, the most common class of training or the mean of its numbers; return both.
 
-    Both labels are those of :meth:`Head.references`. Returns None if the kind of task has no constant prediction.
+    Both labels are those of :meth:`TaskType.references`. Returns None if the kind of task has no constant prediction.
     """
-    found = task.head.constant_answer(train_labels, labels)
+    found = task.type.constant_answer(train_labels, labels)
     return None if found is None else (found[0], compute_scores(task, found[1], labels))
 
 
-def label_mapping(task: Task, head: Head) -> list[int] | None:
+def label_mapping(task: Task, task_type: TaskType) -> list[int] | None:
     """Return the class of a task that each class of a model is read as; None if they are the task's own, in its order.
 
     Raises:
         AttendropError: The task says which classes can be read, and the model has others.
     """
-    if head.label_names == task.label_names:
+    if task_type.label_names == task.label_names:
         return None
-    own = set(head.label_names)
-    if own and own == set(task.label_names) and head.fits(task.head):
-        return [task.label_names.index(name) for name in head.label_names]
+    own = set(task_type.label_names)
+    if own and own == set(task.label_names) and task_type.fits(task.type):
+        return [task.label_names.index(name) for name in task_type.label_names]
     if not task.readings:
         return None
     for reading in task.readings:
-        if set(head.label_names) == set(reading):
-            return [task.label_names.index(reading[name]) for name in head.label_names]
+        if set(task_type.label_names) == set(reading):
+            return [task.label_names.index(reading[name]) for name in task_type.label_names]
     known = "; or ".join(", ".join(names) for names in (task.label_names, *task.readings))
-    classes = ", ".join(head.label_names) or head.predicts
+    classes = ", ".join(task_type.label_names) or task_type.predicts
     raise AttendropError(f"{task.name} scores models with the classes {known}. This model's are: {classes}.")
 
 

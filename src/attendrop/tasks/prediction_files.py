@@ -18,9 +18,9 @@ from typing import IO, Any
 from attendrop.errors import AttendropError
 from attendrop.support.files import finite, new_file
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array
 from attendrop.tasks.registry import GLUE, submitted
 from attendrop.tasks.table import STDIN, BadRows, Table
+from attendrop.tasks.types.base import Array
 from attendrop.wording import counted
 
 FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
@@ -81,7 +81,7 @@ class PredictionWriter:
                 "instead of the task."
             )
         if probabilities:
-            task.head.check_probabilities()
+            task.type.check_probabilities()
         if self.format == "txt" and (probabilities or keep_columns):
             raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
         if escape_formulas and self.format not in _DELIMITERS:
@@ -98,22 +98,22 @@ class PredictionWriter:
 
     def write(self, columns: Mapping[str, Any], outputs: Array, table: Table | None = None) -> None:
         """Write a prediction for each row, with "index" among its columns; ``keep_columns`` requires the ``table``."""
-        head, numbers = self.task.head, list(columns["index"][:])
-        outputs = head.checked(outputs)
+        task_type, numbers = self.task.type, list(columns["index"][:])
+        outputs = task_type.checked(outputs)
         if (source := GLUE.get(self.task.name)) is not None:
-            added = [{"prediction": submitted(source, label)} for label in head.decode(outputs)]
+            added = [{"prediction": submitted(source, label)} for label in task_type.decode(outputs)]
         else:
-            added = head.prediction_rows(outputs, probabilities=self.probabilities)
+            added = task_type.prediction_rows(outputs, probabilities=self.probabilities)
         kept: Iterable[Sequence[Any]] | None = None
         if table is not None and self.keep_columns:
             names, kept = table.columns, table.values(table.columns)
         elif self.format == "conll":
-            names = list(head.inputs_in(columns))
+            names = list(task_type.inputs_in(columns))
             kept = zip(*(columns[name][:] for name in names), strict=True)
         if kept is None:
             rows = [{"index": number} | row for number, row in zip(numbers, added, strict=True)]
         else:
-            renamed = {head.answer_column: f"predicted_{head.answer_column}"}
+            renamed = {task_type.answer_column: f"predicted_{task_type.answer_column}"}
             added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
             self._check_free(names, added[0])
             rows = [dict(zip(names, row, strict=True)) | new for row, new in zip(kept, added, strict=True)]
@@ -164,7 +164,7 @@ class PredictionWriter:
         elif self.format == "conll":
             self._file.writelines(map(_sentence, rows))
         elif self.format == "txt":
-            answer = "prediction" if self.task.name in GLUE else self.task.head.answer_column
+            answer = "prediction" if self.task.name in GLUE else self.task.type.answer_column
             answers = ("" if row[answer] is None else str(_cell(row[answer])) for row in rows)
             self._file.writelines(" ".join(answer.split()) + "\n" for answer in answers)
         else:

@@ -17,8 +17,8 @@ from datasets import Dataset
 from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import Row, Source, TabbedFile, Task, TaskData, hub_rows
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
-from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.table import SOURCE, TARGET, WORDS, Sentence, read_sentences, read_table, text_lines
+from attendrop.tasks.types.translation import Translation
 from attendrop.tasks.values import read_choices
 
 # Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.

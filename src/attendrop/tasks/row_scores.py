@@ -17,7 +17,7 @@ from datasets import Dataset
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.groups import GROUP, given_groups, groups_of, merged, numbered
-from attendrop.tasks.heads.base import Array
+from attendrop.tasks.types.base import Array
 
 # File of a scored run beside metrics.json.
 PREDICTIONS = "dev_predictions.parquet"
@@ -100,15 +100,15 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     Outputs and references have one entry for each of the rows, which are as they were loaded. Returns None if there are
     fewer than two independent blocks.
     """
-    head, metric = task.head, task.head.metrics[task.metric]
-    outputs, count = head.checked(outputs), len(references)
-    neighbours = count != len(rows) or (head.in_sequence and GROUP not in rows.column_names)
+    task_type, metric = task.type, task.type.metrics[task.metric]
+    outputs, count = task_type.checked(outputs), len(references)
+    neighbours = count != len(rows) or (task_type.in_sequence and GROUP not in rows.column_names)
     if neighbours:
         blocks = np.arange(count) * min(count, BLOCKS) // max(count, 1)  # a long text may have become several rows
-    elif head.in_sequence:
+    elif task_type.in_sequence:
         blocks = np.array(numbered(given_groups(rows)))
     else:
-        columns = [column for column in zip(*head.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
+        columns = [column for column in zip(*task_type.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
         longest = max(columns, key=lambda column: sum(map(len, column))) if columns else range(count)
         blocks = np.array(merged(longest, groups_of(rows, task)))
     number = int(blocks.max(initial=-1)) + 1

@@ -55,7 +55,7 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     """
     if k < 1:
         raise AttendropError(f"the number of shots must be at least 1, not {k}.")
-    strata, names = task.head.strata_of(dataset), task.head.strata
+    strata, names = task.type.strata_of(dataset), task.type.strata
     rows_of: dict[int, list[int]] = {stratum: [] for stratum in range(len(names))}
     for row in _shuffled(len(dataset), seed):
         rows_of[strata[row]].append(row)
@@ -105,8 +105,8 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
     # In the order of their first rows, large groups would mostly be held out.
     places = _shuffled(max(texts) + 1, seed) if GROUP in dataset.column_names else None
     held = None
-    if len(task.head.strata) > 1:
-        held = _stratified(task.head.strata_of(dataset), texts, places, count, seed)
+    if len(task.type.strata) > 1:
+        held = _stratified(task.type.strata_of(dataset), texts, places, count, seed)
     if held is None:
         held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts, places)
     return _divided(dataset, held)
@@ -215,7 +215,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
     """
     texts, groups = _joined(rows, task), max(2, round(1 / fraction))
-    strata = task.head.strata_of(rows) if len(task.head.strata) > 1 else [0] * len(rows)
+    strata = task.type.strata_of(rows) if len(task.type.strata) > 1 else [0] * len(rows)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for row, stratum in enumerate(strata):
         members[stratum].append(row)
@@ -360,10 +360,10 @@ class Likeness:
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
     """Measure the similarity of the rows of a class by :func:`likeness`; None without classes."""
-    if len(task.head.strata) < 2:
+    if len(task.type.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
-    return likeness(_joined(rows, task), task.head.strata_of(rows))
+    return likeness(_joined(rows, task), task.type.strata_of(rows))
 
 
 def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
@@ -409,7 +409,7 @@ def _tfidf(texts: Sequence[str]) -> Any:
 def _joined(rows: Dataset, task: Task) -> list[str]:
     return [
         "\n".join(" ".join(part) if isinstance(part, list | tuple) else str(part) for part in parts)
-        for parts in task.head.texts(rows)
+        for parts in task.type.texts(rows)
     ]
 
 

@@ -19,10 +19,10 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2
 from attendrop.runs.data_report import label_lines, label_warnings
 from attendrop.tasks.base import TaskData, encode
 from attendrop.tasks.custom_files import files_task, load_files
-from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.token_classification import TokenClassification, to_iob2
 from attendrop.tasks.metrics import compute_scores, label_mapping, read_as
 from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.types.base import row_array
+from attendrop.tasks.types.token_classification import TokenClassification, to_iob2
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.
@@ -88,18 +88,18 @@ def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(
     data: TaskData, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     rows = encode(data.splits["train"], data.task, tokenizer, 4)
-    head, encoded = data.task.head, columns_of(rows)
+    task_type, encoded = data.task.type, columns_of(rows)
     perfect = np.full((2, 4, 2), -100.0)
     perfect[:, 1], perfect[:, 2] = (1.0, 0.0), (0.0, 1.0)
-    outputs = head.row_outputs(perfect, encoded, tokenizer)
-    assert head.decode(outputs) == [[0, 1, -1], [0, 1]]
-    written = head.prediction_rows(outputs, probabilities=True)
+    outputs = task_type.row_outputs(perfect, encoded, tokenizer)
+    assert task_type.decode(outputs) == [[0, 1, -1], [0, 1]]
+    written = task_type.prediction_rows(outputs, probabilities=True)
     assert [row["tags"] for row in written] == [["O", "B-PER", None], ["O", "B-PER"]]
     assert written[0]["probability_O"] == pytest.approx([0.731059, 0.268941, None])
-    scores = compute_scores(data.task, outputs, head.references(encoded))
+    scores = compute_scores(data.task, outputs, task_type.references(encoded))
     assert scores["entity_f1"] == 1 and scores["accuracy"] == 1  # the word that was cut is read as "O", which it is
     parts_of_speech = TokenClassification(("DT", "NN"))
-    assert parts_of_speech.metrics["accuracy"].score(head.references(encoded), outputs) == 0.8
+    assert parts_of_speech.metrics["accuracy"].score(task_type.references(encoded), outputs) == 0.8
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -116,11 +116,11 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", [{"tokens": list("abcd"), "tags": known}])
     dev = write(tmp_path / "b.jsonl", [{"tokens": list("abcdefghi"), "tags": row} for row in tags])
     data = load(train, eval_file=dev, unknown_labels="wrong")
-    head = data.task.head
-    assert set(head.label_names) == set(known) and set(head.unknown_names) == set(new)
-    gold = head.references({"word_labels": data.splits["dev"]["label"]})
+    task_type = data.task.type
+    assert set(task_type.label_names) == set(known) and set(task_type.unknown_names) == set(new)
+    gold = task_type.references({"word_labels": data.splits["dev"]["label"]})
     logits = row_array(list(np.random.default_rng(0).normal(size=(30, 9, 4))))
-    names = [[head.label_names[tag] for tag in row.argmax(axis=1)] for row in logits]
+    names = [[task_type.label_names[tag] for tag in row.argmax(axis=1)] for row in logits]
     written = [to_iob2(row) for row in tags]
     flat_gold, flat_names = [*chain(*written)], [*chain(*names)]
     scores = compute_scores(data.task, logits, gold)
@@ -133,11 +133,11 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
             "f1_macro": skm.f1_score(flat_gold, flat_names, labels=sorted({*flat_gold}), average="macro"),
         }
     )
-    assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
+    assert task_type.unknown_counts(gold) == {name: flat_gold.count(name) for name in task_type.unknown_names}
 
 
 def test_the_report_counts_words_and_entities(data: TaskData) -> None:
-    found = data.task.head.describe_labels(data.splits["train"])
+    found = data.task.type.describe_labels(data.splits["train"])
     assert found == {"words": 5, "tags": {"O": 3, "B-PER": 2}, "entities": {"PER": 2}}
     assert label_lines([found]) == [["words", "5"], ["  PER", "2"]] and not list(label_warnings(found))
     (warning,) = label_warnings({"tags": {"O": 3, "B-PER": 0, "I-PER": 0}})

@@ -14,9 +14,9 @@ from attendrop.errors import AttendropError
 from attendrop.runs.data_report import label_lines
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.heads.classification import MultiLabel
-from attendrop.tasks.heads.linear_models import fit_logistic_regressions
 from attendrop.tasks.table import BadRows
+from attendrop.tasks.types.classification import MultiLabel
+from attendrop.tasks.types.linear_models import fit_logistic_regressions
 
 HEAD = MultiLabel(("art", "music", "sport"))
 
@@ -57,7 +57,7 @@ def test_labels_have_a_column_each(tmp_path: Path) -> None:
     assert found.splits["train"]["label"][:] == EXPECTED
     mapped = load_files(train_file=tmp_path / "a.csv", label_map=tmp_path / "map.csv", **given)
     assert mapped.task.label_names == ("arts", "music", "sport")
-    (chunk,) = stream_file(tmp_path / "a.csv", head=HEAD, size=9, bad=BadRows(), **given)
+    (chunk,) = stream_file(tmp_path / "a.csv", task_type=HEAD, size=9, bad=BadRows(), **given)
     assert chunk.columns["label"] == EXPECTED
 
 
@@ -84,7 +84,7 @@ def test_each_label_is_predicted_above_one_half() -> None:
 
 def test_the_report_counts_labels_and_rows_without(tmp_path: Path) -> None:
     data = load(write(tmp_path / "a.jsonl", [["sport", "art"], ["music"], [], ["art"]]))
-    found = data.task.head.describe_labels(data.splits["train"])
+    found = data.task.type.describe_labels(data.splits["train"])
     assert found == {"labels": {"art": 2, "music": 1, "sport": 1}, "without": 1}
     assert label_lines([found])[0] == ["  art", "2"] and label_lines([found])[-1] == ["  no label", "1"]
 

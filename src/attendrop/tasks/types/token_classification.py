@@ -21,8 +21,8 @@ from transformers import BatchEncoding, DataCollatorForTokenClassification
 
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array, truncation
 from attendrop.tasks.table import Table
+from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 from attendrop.tasks.values import list_problem, read_list
 
 OUTSIDE = "O"
@@ -35,7 +35,7 @@ _ABSENT = np.float32(-1e30)
 _MOST_LISTED = 12
 
 
-class TokenClassification(Head):
+class TokenClassification(TaskType):
     """Head that predicts a tag for each word.
 
     The first token of a word predicts its tag. Labels are lists of tag ids, one for each word, targets the same at the

@@ -26,10 +26,10 @@ from transformers import (
 from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.support.models import logits_of
-from attendrop.tasks.heads.linear_models import LinearFit
 from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.table import COUNT_AS_WRONG, Table
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, load_tokenizer
+from attendrop.tasks.types.linear_models import LinearFit
 from attendrop.tasks.values import class_name, text_problem, value_problem
 from attendrop.wording import names_of
 
@@ -72,8 +72,8 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Head(ABC):
-    """A kind of task, with its classes. To add one, write a subclass and add it to ``HEADS`` in ``heads/registry.py``.
+class TaskType(ABC):
+    """A kind of task, with its classes. To add one, write a subclass and add it to ``TASK_TYPES`` of ``registry.py``.
 
     A subclass declares the facts below, and defines how labels are read from files (:meth:`from_labels`,
     :meth:`label_problem`, :meth:`read_labels`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
@@ -166,7 +166,7 @@ logits = model(**inputs).logits"""
                 f"The model predicts {self.predicts}: it has no probabilities of classes; leave out the option."
             )
 
-    def fits(self, other: Head) -> bool:
+    def fits(self, other: TaskType) -> bool:
         """Return whether outputs of a model with this head can be read as those of another head."""
         return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
 

@@ -9,8 +9,8 @@ import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from attendrop.tasks.heads import linear_models
-from attendrop.tasks.heads.linear_models import (
+from attendrop.tasks.types import linear_models
+from attendrop.tasks.types.linear_models import (
     LinearFit,
     fit_logistic_regression,
     fit_ridge_regression,

@@ -18,7 +18,7 @@ from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
 from attendrop.support.models import position_limit
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array, truncation
+from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 from attendrop.tasks.values import count_words, text_problem
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
@@ -59,7 +59,7 @@ def _perplexity(references: Array, outputs: Array) -> float:
 
 
 @dataclass(frozen=True)
-class Translation(Head):
+class Translation(TaskType):
     """Head for sequence-to-sequence translation. Labels and references are texts, outputs are :class:`WrittenText`.
 
     The model is evaluated by what it generates. Nothing is dropped or recorded there: it runs as it will be used.

@@ -15,9 +15,9 @@ from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, Tokenizer, row_array
-from attendrop.tasks.heads.model_classes import PADDED, choice_class
 from attendrop.tasks.table import Table
+from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array
+from attendrop.tasks.types.model_classes import PADDED, choice_class
 from attendrop.tasks.values import (
     LETTERS,
     choice_number,
@@ -29,11 +29,11 @@ from attendrop.tasks.values import (
 )
 
 
-class MultipleChoice(Head):
+class MultipleChoice(TaskType):
     """Head that predicts the number of the correct choice.
 
     Each choice is read with the question, as a pair of texts. Rows may have different numbers of choices: batches are
-    padded with choices that hold no token, see :mod:`attendrop.tasks.heads.model_classes`. Labels and targets are
+    padded with choices that hold no token, see :mod:`attendrop.tasks.types.model_classes`. Labels and targets are
     numbers of choices, from 0. Outputs are an array of objects, the logits ``(choices,)`` of each row.
 
     ``label_names`` are what labels are written as: letters, or numbers from 0.

@@ -18,14 +18,14 @@ from transformers import PreTrainedConfig
 from attendrop.attribution.predictions import CLASSES, IGNORED, LABELS, NUMBER
 from attendrop.errors import AttendropError
 from attendrop.tasks.class_names import check_classes
-from attendrop.tasks.heads.base import Array, Head, Metric, Tokenizer
-from attendrop.tasks.heads.linear_models import (
+from attendrop.tasks.table import Table
+from attendrop.tasks.types.base import Array, Metric, TaskType, Tokenizer
+from attendrop.tasks.types.linear_models import (
     fit_logistic_regression,
     fit_logistic_regressions,
     fit_ridge_regression,
 )
-from attendrop.tasks.heads.model_classes import mean_pooling_class
-from attendrop.tasks.table import Table
+from attendrop.tasks.types.model_classes import mean_pooling_class
 from attendrop.tasks.values import (
     are_numbers,
     class_name,
@@ -79,7 +79,7 @@ def _ranking(score: Callable[[Array, Array], float], *, of_second: bool = False)
     return Metric(mean)
 
 
-class SequenceHead(Head):
+class SequenceType(TaskType):
     """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
 
     auto_class = "AutoModelForSequenceClassification"
@@ -113,7 +113,7 @@ _OF_TWO_CLASSES = {
 }
 
 
-class Classification(SequenceHead):
+class Classification(SequenceType):
     """Head that predicts a class. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
 
     kind = "classification"
@@ -124,7 +124,7 @@ class Classification(SequenceHead):
     default_metrics = ("accuracy", "f1_macro", "matthews_correlation")
     fitted_at = ("accuracy", 0.9)
     attributed = "the logit of the predicted class"
-    baselines: ClassVar[tuple[str, ...]] = (*SequenceHead.baselines, "setfit")
+    baselines: ClassVar[tuple[str, ...]] = (*SequenceType.baselines, "setfit")
     linear_model = fit_logistic_regression
     prediction = "{} classes"
     has_classes = True
@@ -194,7 +194,7 @@ class Classification(SequenceHead):
 # Several labels -------------------------------------------------------------------------------------------------------
 
 
-class MultiLabel(SequenceHead):
+class MultiLabel(SequenceType):
     """Head that predicts labels independently of each other, each if its probability is above one half.
 
     Labels and targets are rows of zeros and ones, one for each label, outputs logits ``(rows, labels)``.
@@ -204,7 +204,7 @@ class MultiLabel(SequenceHead):
     label_type = "labels"
     label_noun = ("label", "label", "labels")
     output_kind = LABELS
-    example = f"""{SequenceHead.example}
+    example = f"""{SequenceType.example}
 labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().tolist()]"""
     problem_type = "multi_label_classification"
     target_type = float  # which the loss needs
@@ -299,7 +299,7 @@ _ERRORS = {"mse": skm.mean_squared_error, "rmse": skm.root_mean_squared_error, "
 _NEGATED = {error: f"neg_{function.__name__}" for error, function in _ERRORS.items()}
 
 
-class Regression(SequenceHead):
+class Regression(SequenceType):
     """Head that predicts a number. Labels and targets are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
 
     kind = "regression"

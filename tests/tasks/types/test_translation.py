@@ -17,8 +17,8 @@ from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task, encode_columns
-from attendrop.tasks.heads.base import row_array
-from attendrop.tasks.heads.translation import Translation, WrittenText
+from attendrop.tasks.types.base import row_array
+from attendrop.tasks.types.translation import Translation, WrittenText
 
 TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), {"max_new_tokens": 6})
 PAIRS = [tiny_translators.pair(number) for number in range(5)]
@@ -29,7 +29,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     getattr(tiny_translators, f"save_tiny_{request.param}")(folder)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    TASK.head.prepare(model, tokenizer)
+    TASK.type.prepare(model, tokenizer)
     return model.eval(), tokenizer
 
 
@@ -40,7 +40,7 @@ def encoded(tokenizer: Any, max_length: int = 32) -> dict[str, list[Any]]:
 
 def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any]) -> None:
     model, tokenizer = loaded
-    found = predict_outputs(model, tokenizer, TASK.head, encoded(tokenizer), 3, "cpu")
+    found = predict_outputs(model, tokenizer, TASK.type, encoded(tokenizer), 3, "cpu")
     for (text, label), output in zip(PAIRS, found, strict=True):
         batch = tokenizer(text, text_target=label, return_tensors="pt")
         labels = batch["labels"]
@@ -56,7 +56,7 @@ def test_scores_are_those_of_sacrebleu_and_of_the_loss() -> None:
     written = ["un caine mare si un doi", "trei un mare pisica si doi", ""]
     references = ["un caine mare si doi", "trei un mare pisica si doi trei", "un"]
     outputs = row_array([WrittenText(text, -3.0 * n, n) for n, text in enumerate(written, 1)])
-    scores = {name: metric.score(row_array(references), outputs) for name, metric in TASK.head.metrics.items()}
+    scores = {name: metric.score(row_array(references), outputs) for name, metric in TASK.type.metrics.items()}
     assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [references]).score / 100)
     assert scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(written, [references]).score / 100)
     assert 0.3 < scores["bleu"] < scores["chrf"] < 1
@@ -66,11 +66,13 @@ def test_scores_are_those_of_sacrebleu_and_of_the_loss() -> None:
 
 def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
     tokenizer = loaded[1]
-    head = Translation(source_prefix="one two ")
-    assert head.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
-    assert "'one two ' + text" in usage_of(head, 1, 32)
-    assert "generate(**inputs)" in usage_of(head, 1, 32)  # as long as the files of the model say, as in its predictions
-    assert "generate(**inputs, max_new_tokens=128)" in usage_of(head, 1, 32, stock=False)
+    task_type = Translation(source_prefix="one two ")
+    assert task_type.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
+    assert "'one two ' + text" in usage_of(task_type, 1, 32)
+    assert "generate(**inputs)" in usage_of(
+        task_type, 1, 32
+    )  # as long as the files of the model say, as in its predictions
+    assert "generate(**inputs, max_new_tokens=128)" in usage_of(task_type, 1, 32, stock=False)
 
 
 # Languages ------------------------------------------------------------------------------------------------------------
@@ -92,11 +94,11 @@ def multilingual(kind: str) -> tuple[Any, Any]:
 )
 def test_generation_begins_with_the_target_language(kind: str, token: str, tmp_path: Path) -> None:
     model, tokenizer = multilingual(kind)
-    head = Translation(source_lang="tr_TR", target_lang="en_XX", max_new_tokens=4)
-    head.prepare(model, tokenizer)
+    task_type = Translation(source_lang="tr_TR", target_lang="en_XX", max_new_tokens=4)
+    task_type.prepare(model, tokenizer)
     turkish, english = tokenizer.convert_tokens_to_ids(["tr_TR", "en_XX"])
     assert getattr(model.generation_config, token) == english
-    encoded = head.tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
+    encoded = task_type.tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
     assert turkish in encoded["input_ids"][0] and english in encoded["target_ids"][0]
     generated = model.generate(**tokenizer("a", return_tensors="pt"))[0].tolist()
     assert english in generated[:2]
@@ -134,7 +136,7 @@ def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: P
 
 
 def test_batches_of_shorter_texts_are_padded_with_no_token() -> None:
-    found = TASK.head.concatenate([np.array([[-1.0, 2, 5, 6]]), np.array([[-2.0, 1, 5]])])
+    found = TASK.type.concatenate([np.array([[-1.0, 2, 5, 6]]), np.array([[-2.0, 1, 5]])])
     assert found[1].tolist() == [-2, 1, 5, -100]
 
 

@@ -31,8 +31,8 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils.generic import can_return_tuple
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads import modeling_mean_pooling
-from attendrop.tasks.heads.modeling_mean_pooling import (
+from attendrop.tasks.types import modeling_mean_pooling
+from attendrop.tasks.types.modeling_mean_pooling import (
     MeanPooling,
     MeanPoolingConfig,
     MeanPoolingForSequenceClassification,
