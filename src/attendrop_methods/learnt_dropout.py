@@ -52,10 +52,7 @@ if TYPE_CHECKING:
 class OwnParameters(MethodState):
     """State with parameters that the gradient of the training loss reaches, and their Adam optimizer.
 
-    Attributes:
-        parameters: The parameters, by name; empty until :meth:`create`.
-        optimizer: Their optimizer; None until :meth:`create`.
-        loss_scale: Factor by which their gradients are multiplied under float16.
+    Both come with :meth:`create`. ``loss_scale`` is the factor by which gradients are multiplied under float16.
     """
 
     def __init__(self, method: Any, training: TrainingContext) -> None:
@@ -100,14 +97,7 @@ class OwnParameters(MethodState):
 
 
 class ValuePerLayer(OwnParameters):
-    """State with one learnt number per selected attention layer, created at the first pass.
-
-    Among the method's options are ``num_train_rows`` and ``learning_rate``; ``initial`` is the value at the start.
-
-    Attributes:
-        note: Name of the numbers in the log.
-        num_train_rows: Number of training rows, by which the term of a prior is divided.
-        keys: Keys of the layers.
+    """State with one learnt number per selected attention layer, ``initial`` at the first pass; logged as ``note``.
 
     Raises:
         AttendropError: The number of training rows is unknown.
@@ -177,11 +167,7 @@ class ValuePerLayer(OwnParameters):
 
 
 class LearntProbabilities(ValuePerLayer):
-    """State with the log-odds of a drop probability per layer, and the penalty of their prior.
-
-    The penalty is that of :class:`attendrop_methods.ConcreteDropout`. Among the method's options are ``p``,
-    ``length_scale``, ``entropy_weight`` and ``num_train_rows``.
-    """
+    """State with the log-odds of a drop probability per layer, and the penalty of ConcreteDropout."""
 
     method: Any
 

@@ -134,20 +134,6 @@ def test_small_weights_are_normalised_and_have_finite_gradients() -> None:
     assert scores.grad is not None and torch.isfinite(scores.grad).all()
 
 
-def without_weight(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
-    """The positions that lose their weight; those of a row that is without_weight whole do not."""
-    edit = edit_of(method, shape, valid)
-    return edit.weights(torch.ones(shape)) == 0
-
-
-def test_neighbours_are_dropped_together() -> None:
-    drop = without_weight(DropAttention(p=0.2, unit="column", window=3), None, (64, 4, 30, 30))
-    for row in drop[:, :, 0].flatten(0, 1).tolist():
-        runs = "".join("x" if each else " " for each in row).split()
-        assert all(len(run) >= 3 for run in runs)
-    assert drop.float().mean().item() == pytest.approx(0.19, abs=0.015)  # 0.2, less the overlap of windows
-
-
 def changed_by_hand(mask: Tensor, gradient: Tensor, valid: Tensor, delta: float) -> Tensor:
     """The greedy algorithm, sequence by sequence; gradients have no ties."""
     found = mask.clone()

@@ -295,12 +295,6 @@ def test_the_loss_of_scal_with_perturbed_attention() -> None:
     assert perturbed > plain
 
 
-def test_attention_is_perturbed_in_a_model_without_words() -> None:
-    assert scal_loss(zoo.build("vit"), SCAL(where="attention"), zoo.batch_of("vit")).isfinite()
-    with pytest.raises(AttendropError, match="embeds no words here"):
-        scal_loss(zoo.build("vit"), SCAL(), zoo.batch_of("vit"))
-
-
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_scal_ignores_padding(name: str) -> None:
     model, method = zoo.build(name, dtype=torch.float64), SCAL(contrast=2.0)

@@ -94,25 +94,8 @@ class Generator(nn.Module):
         self.bias.data = self.bias.data.to(example.device)
         self.eval()  # no dropout, including in the embeddings
 
-    def scores(self, hidden: Tensor) -> Tensor:
-        """Compute the scores, ``(batch, heads, n, n)``, of hidden states ``(batch, n, width)``."""
-        query, key = self._split(self.query(hidden)), self._split(self.key(hidden))
-        scale: float = query.shape[-1] ** -0.5
-        return (query * scale) @ key.transpose(-1, -2)
-
-    def advance(self, hidden: Tensor, scores: Tensor, valid: Tensor | None) -> Tensor:
-        """Compute the hidden states after attention with ``scores``."""
-        if valid is not None:
-            scores = scores.masked_fill(~valid, torch.finfo(scores.dtype).min)
-        weights = functional.softmax(scores, dim=-1, dtype=self.dtype)
-        value = self._split(self.value(hidden))
-        attended = weights.to(value.dtype) @ value
-        hidden = self.norm(hidden + self.output(attended.transpose(1, 2).flatten(2)))
-        if self.feed_forward is not None:
-            hidden = self.feed_forward_norm(hidden + self.feed_forward(hidden))
-        return hidden
-
-    def _split(self, projected: Tensor) -> Tensor:
+    def split(self, projected: Tensor) -> Tensor:
+        """Divide a projection, ``(batch, n, width)``, among the heads: ``(batch, heads, n, dim)``."""
         return projected.view(*projected.shape[:2], self.heads, -1).transpose(1, 2)
 
 
@@ -123,20 +106,31 @@ class Draft:
         self.generator = generator
         self.hidden: Tensor = generator.embeddings(inputs).to(generator.dtype)
         self.applications = 0
-        self.last: tuple[Tensor, Tensor | None] | None = None
+        self._scores: Tensor | None = None
+        self._valid: Tensor | None = None
 
     def logits(self, layer: int, valid: Tensor | None) -> Tensor:
         """Compute the drop logits of a layer, ``(batch, heads, n, n)``, in float32 (float64 for a float64 model).
 
         The generator is also applied for the layers since the previous call, with the same ``valid`` keys.
         """
+        own = self.generator
         while self.applications <= layer:
-            if self.last is not None:
-                self.hidden = self.generator.advance(self.hidden, *self.last)
-            self.last = self.generator.scores(self.hidden), valid
+            if self._scores is not None:  # attend with the scores of the last application
+                scores = self._scores
+                if self._valid is not None:
+                    scores = scores.masked_fill(~self._valid, torch.finfo(scores.dtype).min)
+                weights = functional.softmax(scores, dim=-1, dtype=own.dtype)
+                value = own.split(own.value(self.hidden))
+                attended = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
+                self.hidden = own.norm(self.hidden + own.output(attended))
+                if own.feed_forward is not None:
+                    self.hidden = own.feed_forward_norm(self.hidden + own.feed_forward(self.hidden))
+            query, key = own.split(own.query(self.hidden)), own.split(own.key(self.hidden))
+            self._scores, self._valid = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2), valid
             self.applications += 1
-        assert self.last is not None
-        return self.last[0].to(self.generator.dtype) + self.generator.bias
+        assert self._scores is not None
+        return self._scores.to(own.dtype) + own.bias
 
 
 class Embeddings(nn.Module):

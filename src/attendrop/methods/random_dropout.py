@@ -121,7 +121,7 @@ class Scheduler(Method):
     )
 
     progress: str | Sequence[float] = option(
-        (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _knots(value))
+        (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _numbers("progress", value))
     )
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = option(
         ((0.6, 0.0),),
@@ -137,6 +137,8 @@ class Scheduler(Method):
         super().__post_init__()
         knots: Any = self.progress  # both are parsed when they are checked
         curves: Any = self.probabilities
+        if (knots[0], knots[-1]) != (0, 1) or any(first >= second for first, second in pairwise(knots)):
+            raise AttendropError(f"progress={knots!r} must ascend from 0 to 1, such as '0,0.5,1'.")
         wrong = next((curve for curve in curves if len(curve) != len(knots)), None)
         if wrong is not None:
             raise AttendropError(
@@ -146,12 +148,6 @@ class Scheduler(Method):
         default = {field.name: field.default for field in fields(self)}
         if self.shape != OWN and (knots, curves) != (default["progress"], default["probabilities"]):
             raise AttendropError(f"shape={self.shape!r} excludes progress and probabilities; give one or the other.")
-
-    def probabilities_at(self, progress: float) -> list[float]:
-        """Return the drop probability of each list of ``probabilities``, at a ``progress`` in [0, 1]."""
-        knots: Any = self.progress
-        curves: Any = self.probabilities
-        return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """Select the layers to act on; raises AttendropError if the number of lists does not match them."""
@@ -169,7 +165,9 @@ class Scheduler(Method):
         if self.shape != OWN:
             found = [_START + (_ENDS[self.shape](layer.index) - _START) * progress for layer in attention_layers]
         else:
-            found = self.probabilities_at(progress)
+            knots: Any = self.progress
+            curves: Any = self.probabilities
+            found = [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
             found = found if len(found) > 1 else found * len(attention_layers)
         by_layer = {layer.key: p for layer, p in zip(attention_layers, found, strict=True)}
 
@@ -185,15 +183,6 @@ def _curves(value: Any) -> tuple[tuple[float, ...], ...]:
         value = value.split(";")
     nested = isinstance(value, Iterable) and any(isinstance(item, Iterable) for item in value)
     return tuple(_numbers("probabilities", item) for item in (value if nested else [value]))
-
-
-def _knots(value: Any) -> tuple[float, ...]:
-    """Parse ``value`` to numbers that ascend from 0 to 1."""
-    knots = _numbers("progress", value)
-    ascending = all(first < second for first, second in pairwise(knots))
-    if not ascending or (knots[0], knots[-1]) != (0, 1):
-        raise AttendropError(f"progress={value!r} must ascend from 0 to 1, such as '0,0.5,1'.")
-    return knots
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:

@@ -95,7 +95,7 @@ def test_regularized_epochs(method: Method, epochs: int, expected: list[int] | N
 
 
 def test_a_method_took_effect_where_any_layer_lost_a_unit() -> None:
-    counts = {"one/encoder.0": [0, 4], "one/encoder.1": [1, 4], "other/encoder.0": [0, 4]}
+    counts = {"one/dropped/encoder.0": [0, 4], "one/dropped/encoder.1": [1, 4], "other/dropped/encoder.0": [0, 4]}
     found = RunningStatistics(2, {"one": 2, "other": 2, "without counts": 1}, counts)
     assert found.took_effect("one") and found.took_effect("without counts")
     assert not found.took_effect("other") and not found.took_effect("idle")
@@ -104,10 +104,10 @@ def test_a_method_took_effect_where_any_layer_lost_a_unit() -> None:
 def test_processes_may_have_counted_what_others_have_not() -> None:
     """Rows of one may have a record, those of another none yet."""
     ranks = [
-        RunningStatistics(1, {"one": 1}, {"one/encoder.0": [1, 4]}, {"one/loss": [2.0, 1]}),
-        RunningStatistics(1, {"one": 1}, {"one/encoder.1": [3, 4]}),
+        RunningStatistics(1, {"one": 1}, {"one/dropped/encoder.0": [1, 4], "one/loss": [2.0, 1]}),
+        RunningStatistics(1, {"one": 1}, {"one/dropped/encoder.1": [3, 4]}),
     ]
-    names = [(list(each.counts), list(each.notes)) for each in ranks]
+    names = [list(each.sums) for each in ranks]
     parts: list[torch.Tensor] = []
 
     def total(part: torch.Tensor) -> torch.Tensor:

@@ -112,32 +112,33 @@ class TrainingContext:
 class RunningStatistics:
     """Statistics of the training passes, kept on their device to avoid synchronization.
 
-    ``active`` is the number of ``passes`` in which each source was active. ``counts`` holds the numbers of dropped and
-    of possible units by ``source/layer``, and ``notes`` the sum and number of values by ``source/name``.
+    ``active`` is the number of ``passes`` in which each source was active. ``sums`` holds pairs: the numbers of dropped
+    and of possible units by ``SOURCE/dropped/LAYER``, and the sum and number of values by ``SOURCE/NAME``.
     """
 
     def __init__(
         self,
         passes: int = 0,
         active: Mapping[str, int] | None = None,
-        counts: Mapping[str, Sequence[float]] | None = None,
-        notes: Mapping[str, Sequence[float]] | None = None,
+        sums: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.passes = passes
         self.active = Counter(active)
-        self.counts = {name: torch.tensor(pair) for name, pair in (counts or {}).items()}
-        self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
+        self.sums = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (sums or {}).items()}
+
+    def add(self, name: str, pair: Tensor) -> None:
+        """Add a pair of numbers to that of a name."""
+        self.sums[name] = pair + self.sums[name].to(pair.device) if name in self.sums else pair
 
     def took_effect(self, source: str) -> bool:
         """Return whether a source was active in a pass and, if it counts dropped units, dropped any."""
-        counts = [pair for name, pair in self.counts.items() if name.partition("/")[0] == source]
+        counts = [pair for name, pair in self.sums.items() if name.startswith(f"{source}/dropped/")]
         return self.active[source] > 0 and (not counts or any(pair[0] > 0 for pair in counts))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor arguments that restore this object, as plain values."""
-        counts = {key: pair.tolist() for key, pair in self.counts.items()}
-        notes = {key: pair.tolist() for key, pair in self.notes.items()}
-        return {"passes": self.passes, "active": dict(self.active), "counts": counts, "notes": notes}
+        sums = {name: pair.tolist() for name, pair in self.sums.items()}
+        return {"passes": self.passes, "active": dict(self.active), "sums": sums}
 
     @classmethod
     def merged(cls, states: Iterable[Mapping[str, Any]]) -> RunningStatistics:
@@ -146,9 +147,8 @@ class RunningStatistics:
         for each in (cls(**state) for state in states):
             found.passes += each.passes
             found.active.update(each.active)
-            for sums, others in ((found.counts, each.counts), (found.notes, each.notes)):
-                for name, pair in others.items():
-                    add_to(sums, name, pair)
+            for name, pair in each.sums.items():
+                found.add(name, pair)
         return found
 
     def summary(
@@ -159,33 +159,22 @@ class RunningStatistics:
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
-        known = gather((list(self.counts), list(self.notes)))
+        known = {name for names in gather(list(self.sums)) for name in names}
         # Layers of a kind in the order of their numbers.
-        counts = sorted({key for each, _ in known for key in each}, key=lambda key: (key.rstrip(digits), len(key), key))
-        notes = sorted({key for _, each in known for key in each})
+        names = sorted(known, key=lambda name: (name.rstrip(digits), len(name), name))
         pairs = [torch.tensor([self.active[source], self.passes]) for source in sources]
-        pairs += [self.counts.get(key, torch.zeros(2)).cpu() for key in counts]
-        pairs += [self.notes.get(key, torch.zeros(2)).cpu() for key in notes]
-        summed = total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else []
-        ratios = iter([pair[0] / max(pair[1], 1) for pair in summed])
-        active = {source: next(ratios) for source in sources}
-        of_counts, of_notes = {key: next(ratios) for key in counts}, {key: next(ratios) for key in notes}
-        found = {}
+        pairs += [self.sums.get(name, torch.zeros(2)).cpu() for name in names]
+        summed = iter(total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
+        active, sums = ({name: next(summed) for name in each} for each in (sources, names))
+        found: dict[str, float] = {}
         for source in sources:
-            found[f"{source}/active"] = active[source]
-            own = [i for i, key in enumerate(counts, len(sources)) if key.startswith(f"{source}/")]
-            if own:
-                dropped, possible = (sum(summed[i][column] for i in own) for column in (0, 1))
-                found[f"{source}/dropped"] = dropped / max(possible, 1)
-                layers = [counts[i - len(sources)] for i in own]
-                found |= {f"{source}/dropped/{key.partition('/')[2]}": of_counts[key] for key in layers}
-            found |= {key: ratio for key, ratio in of_notes.items() if key.startswith(f"{source}/")}
+            own = {name: pair for name, pair in sums.items() if name.startswith(f"{source}/")}
+            layers = {name: pair for name, pair in own.items() if name.startswith(f"{source}/dropped/")}
+            ratios = {f"{source}/active": active[source]}
+            if layers:
+                ratios[f"{source}/dropped"] = [sum(column) for column in zip(*layers.values(), strict=True)]
+            found |= {name: pair[0] / max(pair[1], 1) for name, pair in (ratios | layers | own).items()}
         return found
-
-
-def add_to(sums: dict[str, Tensor], name: str, pair: Tensor) -> None:
-    """Add a pair of numbers to that of a name."""
-    sums[name] = pair + sums[name].to(pair.device) if name in sums else pair
 
 
 @dataclass(frozen=True)
@@ -243,13 +232,12 @@ class StepContext:
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""
-        add_to(self.statistics.counts, f"{self.source}/{layer}", torch.stack([dropped, possible]))
+        self.statistics.add(f"{self.source}/dropped/{layer}", torch.stack([dropped, possible]))
 
     def note(self, name: str, value: Tensor | float) -> None:
         """Log a number, averaged over the passes."""
         value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
-        pair = torch.stack([value.double(), torch.ones_like(value).double()])
-        add_to(self.statistics.notes, f"{self.source}/{name}", pair)
+        self.statistics.add(f"{self.source}/{name}", torch.stack([value.double(), torch.ones_like(value).double()]))
 
     def planned_progress(self) -> float:
         """Return ``progress``; raises AttendropError if it is unknown."""
