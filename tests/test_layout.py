@@ -27,7 +27,7 @@ ORDER = [
     ["methods.core.options"],
     ["methods.core.context"],
     ["methods.core.base"],
-    ["methods.common", "methods.core"],
+    ["methods.core"],
     ["extend"],
     ["methods"],
     ["methods.builtin"],

@@ -11,8 +11,8 @@ if TYPE_CHECKING:  # for type checkers and editors
 
     from attendrop.errors import AttendropError as AttendropError
     from attendrop.methods.builtin import *  # noqa: F403 (their names stand there alone)
+    from attendrop.methods.core.base import Compose as Compose
     from attendrop.methods.core.base import Method as Method
-    from attendrop.methods.core.compose import Compose as Compose
     from attendrop.methods.core.registry import register_method as register_method
     from attendrop.pruning.export import export_onnx as export_onnx
     from attendrop.pruning.export import export_torch as export_torch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors
 # Modules of the public names that are not methods.
 _MODULES = {
     "AttendropError": "errors",
-    "Compose": "methods.core.compose",
+    "Compose": "methods.core.base",
     "Method": "methods.core.base",
     "PrunedModel": "pruning.pruned_model",
     "Regularization": "training.regularization",

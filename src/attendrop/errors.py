@@ -68,10 +68,11 @@ def machine_failure(error: BaseException, again: str = "start again") -> str | N
     return f"{told}. Free some space, then {again}." if error.errno in DISK_FULL else told
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of ``choices``."""
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> object:
+    """Return ``value``; raise unless it is one of ``choices``."""
     if value not in choices:
         raise AttendropError(f"{name}={value!r} is not known.{suggestion(str(value), choices)}")
+    return value
 
 
 def check_least(name: str, value: int, least: int = 1, bits: int = 31) -> None:
@@ -82,17 +83,19 @@ def check_least(name: str, value: int, least: int = 1, bits: int = 31) -> None:
         raise AttendropError(f"{name.replace('_', '-')} must be below 2**{bits}, not {value}.")
 
 
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise unless ``value`` is a whole number of at least ``least``."""
+def check_count(name: str, value: int, least: int = 1) -> int:
+    """Return ``value``; raise unless it is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
     check_least(name, value, least)
+    return value
 
 
-def check_switch(name: str, value: bool) -> None:
-    """Raise unless ``value`` is True or False."""
+def check_switch(name: str, value: bool) -> bool:
+    """Return ``value``; raise unless it is True or False."""
     if not isinstance(value, bool):
         raise AttendropError(f"{name}={value!r} must be true or false.")
+    return value
 
 
 def suggestion(value: str, choices: tuple[str, ...]) -> str:

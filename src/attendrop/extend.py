@@ -6,7 +6,10 @@ it keeps state or takes additional passes. A :class:`Plan` defines what one pass
 around it.
 """
 
-from attendrop.attention.adapter import ModelAdapter as ModelAdapter
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from attendrop.attention.blocks import Block as Block
 from attendrop.attention.blocks import ValueProjection as ValueProjection
 from attendrop.attention.blocks import find_value_projection as find_value_projection
@@ -21,7 +24,6 @@ from attendrop.attention.layers import AttentionLayer as AttentionLayer
 from attendrop.attention.layers import select_layers as select_layers
 from attendrop.attention.plan import ConstantAttention as ConstantAttention
 from attendrop.attention.plan import Plan as Plan
-from attendrop.attention.tracing import example_inputs as example_inputs
 from attendrop.attribution.finite_gradients import upcast as upcast
 from attendrop.attribution.gradient import attention_attribution as attention_attribution
 from attendrop.attribution.gradient import gradient_attribution as gradient_attribution
@@ -31,19 +33,6 @@ from attendrop.attribution.gradient import (
 )
 from attendrop.attribution.predictions import declare_output as declare_output
 from attendrop.errors import AttendropError as AttendropError
-from attendrop.methods.common.losses import mean_divergence as mean_divergence
-from attendrop.methods.common.losses import row_losses as row_losses
-from attendrop.methods.common.losses import row_shares as row_shares
-from attendrop.methods.common.losses import with_views as with_views
-from attendrop.methods.common.parameters import InitialState as InitialState
-from attendrop.methods.common.parameters import ParameterOverride as ParameterOverride
-from attendrop.methods.common.parameters import WeightMixing as WeightMixing
-from attendrop.methods.common.parameters import pretrained_parameters as pretrained_parameters
-from attendrop.methods.common.plans import DroppedScores as DroppedScores
-from attendrop.methods.common.plans import RandomMaskPlan as RandomMaskPlan
-from attendrop.methods.common.plans import WordPlan as WordPlan
-from attendrop.methods.common.plans import loss_gradients as loss_gradients
-from attendrop.methods.common.plans import token_uniform as token_uniform
 from attendrop.methods.core.base import ANY as ANY
 from attendrop.methods.core.base import DECIDES_PASSES as DECIDES_PASSES
 from attendrop.methods.core.base import EXCHANGES_WEIGHTS as EXCHANGES_WEIGHTS
@@ -61,6 +50,10 @@ from attendrop.methods.core.base import Rule as Rule
 from attendrop.methods.core.context import ComputeLoss as ComputeLoss
 from attendrop.methods.core.context import StepContext as StepContext
 from attendrop.methods.core.context import TrainingContext as TrainingContext
+from attendrop.methods.core.losses import mean_divergence as mean_divergence
+from attendrop.methods.core.losses import row_losses as row_losses
+from attendrop.methods.core.losses import row_shares as row_shares
+from attendrop.methods.core.losses import with_views as with_views
 from attendrop.methods.core.options import LAYERS as LAYERS
 from attendrop.methods.core.options import SWITCH as SWITCH
 from attendrop.methods.core.options import Range as Range
@@ -70,6 +63,15 @@ from attendrop.methods.core.options import option as option
 from attendrop.methods.core.options import optional as optional
 from attendrop.methods.core.options import positive as positive
 from attendrop.methods.core.options import unit_interval as unit_interval
+from attendrop.methods.core.parameters import InitialState as InitialState
+from attendrop.methods.core.parameters import ParameterOverride as ParameterOverride
+from attendrop.methods.core.parameters import WeightMixing as WeightMixing
+from attendrop.methods.core.parameters import pretrained_parameters as pretrained_parameters
+from attendrop.methods.core.plans import DroppedScores as DroppedScores
+from attendrop.methods.core.plans import RandomMaskPlan as RandomMaskPlan
+from attendrop.methods.core.plans import WordPlan as WordPlan
+from attendrop.methods.core.plans import loss_gradients as loss_gradients
+from attendrop.methods.core.plans import token_uniform as token_uniform
 from attendrop.randomness.candidates import candidate_region as candidate_region
 from attendrop.randomness.candidates import floor_fraction as floor_fraction
 from attendrop.randomness.keyed_random import SampleKey as SampleKey
@@ -80,4 +82,16 @@ from attendrop.randomness.keyed_random import uniform as uniform
 from attendrop.support.models import Batch as Batch
 from attendrop.support.models import number_of_rows as number_of_rows
 
-__all__ = [name for name in dir() if not name.startswith("_")]
+if _TYPE_CHECKING:
+    from attendrop.attention.adapter import ModelAdapter as ModelAdapter
+    from attendrop.attention.tracing import example_inputs as example_inputs
+
+# Both import transformers, which takes seconds: a mistyped method or option is found without it.
+_LAZY = {"ModelAdapter": "adapter", "example_inputs": "tracing"}
+__all__ = [*(name for name in dir() if not name.startswith("_")), *_LAZY]
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY:
+        return getattr(_import_module(f"attendrop.attention.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'attendrop.extend' has no attribute {name!r}")

@@ -1,39 +1,357 @@
-"""Attention dropout with a learnt probability or variance per layer."""
+"""Attention dropout with learnt probabilities or variances, by layer, or from what is attended to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import logsigmoid
 
 from attendrop.extend import (
+    EXCHANGES_WEIGHTS,
     LAYERS,
+    SECOND_MODEL,
+    SKIPS_BLOCKS,
+    AttendropError,
     AttentionCall,
     AttentionEdit,
+    AttentionLayer,
+    Batch,
     ComputeLoss,
     Method,
     MethodInfo,
+    MethodState,
     Plan,
     RandomMaskPlan,
+    Rule,
+    SampleKey,
     StepContext,
     TrainingContext,
+    ValueProjection,
     count,
+    evaluating,
+    find_value_projection,
+    forked_rng,
     normal,
     option,
     positive,
+    row_losses,
+    row_shares,
     unit_interval,
+    upcast,
 )
-from attendrop_methods.own_parameters import (
-    AntitheticPlan,
-    LearntProbabilities,
-    ValuePerLayer,
-    own_parameter_rules,
-    probability_rules,
-    with_antithetic_pass,
-)
+
+if TYPE_CHECKING:
+    from attendrop.extend import ModelAdapter
+
+
+class OwnParameters(MethodState):
+    """State with parameters that the gradient of the training loss reaches, and their Adam optimizer.
+
+    Both come with :meth:`create`. ``loss_scale`` is the factor by which gradients are multiplied under float16.
+    """
+
+    def __init__(self, method: Any, training: TrainingContext) -> None:
+        super().__init__(method)
+        self.training = training
+        self.learning_rate: float = method.learning_rate
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.loss_scale = 1.0
+
+    def create(self, initial: Mapping[str, Tensor]) -> None:
+        """Create the parameters, with these values, and their optimizer."""
+        device = next(self.training.model.parameters()).device
+        self.parameters = {name: nn.Parameter(value.to(device, copy=True)) for name, value in initial.items()}
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=self.learning_rate)
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        found = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        if self.optimizer is None or not found:
+            return {}
+        processes = self.training.processes
+        flat = torch.cat([gradient.flatten() for gradient in found])
+        flat = processes.total(flat) / (processes.world_size * self.loss_scale)
+        if flat.isfinite().all():  # skip steps that overflow under float16
+            for gradient, own in zip(found, torch.split(flat, [each.numel() for each in found]), strict=True):
+                gradient.copy_(own.view_as(gradient))
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.optimizer is None:
+            return {}
+        parameters = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return {"parameters": parameters, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        if state:
+            self.create(state["parameters"])
+            assert self.optimizer is not None
+            self.optimizer.load_state_dict(state["optimizer"])
+
+
+class ValuePerLayer(OwnParameters):
+    """State with one learnt number per selected attention layer, ``initial`` at the first pass; logged as ``note``.
+
+    Raises:
+        AttendropError: The number of training rows is unknown.
+    """
+
+    note = "probability"
+
+    def __init__(self, method: Any, training: TrainingContext, initial: Tensor) -> None:
+        super().__init__(method, training)
+        self.initial = initial
+        data: Any = training.train_data
+        self.num_train_rows = method.num_train_rows or (len(data) if hasattr(data, "__len__") else 0)
+        if not self.num_train_rows:
+            raise AttendropError(
+                f"Method '{method.name}' needs the number of training rows for the weight of its prior: pass "
+                "train_data, or set num_train_rows."
+            )
+        self.keys: list[str] = []
+
+    @property
+    def values(self) -> nn.Parameter:
+        """The learnt numbers, ``(layers,)``."""
+        return self.parameters["values"]
+
+    def by_layer(self) -> dict[str, Tensor]:
+        """Return the learnt numbers by the key of their layer."""
+        return dict(zip(self.keys, self.values, strict=True)) if self.keys else {}
+
+    def reported(self, values: Tensor) -> Tensor:
+        """Convert the learnt numbers to what logs and reports show."""
+        raise NotImplementedError
+
+    def learnt_from(self, reported: Tensor) -> Tensor:
+        """Convert reported numbers back."""
+        raise NotImplementedError
+
+    def begin(self, context: StepContext) -> Sequence[AttentionLayer]:
+        """Return the selected layers; the first call creates their numbers."""
+        attention_layers = self.method.selected_layers(context.adapter.attention_layers)
+        if self.optimizer is None:
+            self._create([layer.key for layer in attention_layers], self.initial.repeat(len(attention_layers)))
+        self.loss_scale = context.loss_scale
+        for key, value in zip(self.keys, self.reported(self.values.detach()), strict=True):
+            context.note(f"{self.note}/{key}", value)
+        return attention_layers
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "layers": self.keys} if self.keys else {}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state, rank_state)
+        self.keys = list(state.get("layers", []))
+
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Report what was learnt for each layer."""
+        learnt = self.reported(self.values.detach()).tolist() if self.keys else []
+        return {self.method.source: dict(zip(self.keys, learnt, strict=True))}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        learnt: Mapping[str, float] = metrics.get(self.method.source, {})
+        if learnt:
+            self._create(list(learnt), self.learnt_from(torch.tensor(list(learnt.values()), dtype=torch.float64)))
+
+    def _create(self, keys: list[str], values: Tensor) -> None:
+        self.keys = keys
+        self.create({"values": values.float()})
+
+
+class LearntProbabilities(ValuePerLayer):
+    """State with the log-odds of a drop probability per layer, and the penalty of ConcreteDropout."""
+
+    method: Any
+
+    def __init__(self, method: Any, training: TrainingContext) -> None:
+        super().__init__(method, training, torch.logit(torch.tensor(method.p, dtype=torch.float64)))
+        self._projections: dict[str, ValueProjection] = {}
+
+    def reported(self, values: Tensor) -> Tensor:
+        return values.sigmoid()
+
+    def learnt_from(self, reported: Tensor) -> Tensor:
+        return torch.logit(reported)
+
+    def begin(self, context: StepContext) -> Sequence[AttentionLayer]:
+        attention_layers = super().begin(context)
+        if not self._projections:
+            self._projections = value_projections(context.adapter, attention_layers)
+        return attention_layers
+
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor:
+        total = torch.zeros((), device=self.values.device)
+        for key, logit in self.by_layer().items():
+            weight = self._projections[key].weight()
+            norm = upcast(weight).square().sum() / (2 * torch.sigmoid(-logit))
+            total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
+        return total / self.num_train_rows
+
+
+def own_parameter_rules(name: str) -> tuple[Rule, ...]:
+    """Return the rules of a method whose own parameters belong to the weights of one model."""
+    return (
+        Rule(name, SECOND_MODEL, "The probabilities belong to one model, but two are trained."),
+        Rule(
+            name,
+            EXCHANGES_WEIGHTS,
+            "The model's weights are replaced during training, but the learnt probabilities are not.",
+        ),
+    )
+
+
+def probability_rules(name: str) -> tuple[Rule, ...]:
+    """Return the rules of a method with learnt probabilities and the penalty of their prior."""
+    return (
+        *own_parameter_rules(name),
+        Rule(
+            name,
+            SKIPS_BLOCKS,
+            "The penalty uses the weights of every block, including skipped ones, whose dropout is not applied and "
+            "whose gradients DDP cannot reduce.",
+        ),
+    )
+
+
+def entropy(logit: Tensor) -> Tensor:
+    """Compute the entropy, in nats, of a Bernoulli variable with the given log-odds."""
+    return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
+
+
+def value_projections(adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]) -> dict[str, ValueProjection]:
+    """Find the value projection of each attention layer, by the layer's key."""
+    names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
+    inputs = {key: modules for block in adapter.blocks for key, modules in block.input_projections.items()}
+    found: dict[str, ValueProjection] = {}
+    for layer in attention_layers:
+        projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
+        if projection is None:
+            raise AttendropError(
+                f"The value projection of {layer.name} cannot be found; choose other layers, or another method."
+            )
+        found[layer.key] = projection
+    return found
+
+
+class AntitheticPlan(RandomMaskPlan):
+    """Plan that drops attention weights by ``u < p`` or, in the antithetic pass, by ``1 - u < p`` (Yin and Zhou, 2019).
+
+    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are the keys
+    of the layers to act on, or map them to their log-odds; a subclass may compute these in :meth:`log_odds`.
+
+    Attributes:
+        scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
+            where ``v`` is ``u`` or ``1 - u``. Times the loss of the sequence, it is an unbiased estimate of the
+            gradient of the expected loss with respect to the log-odds at the query; 0 at padding.
+        queries: Queries that are not padding, ``(batch, query)``, by the key of the layer.
+    """
+
+    def __init__(
+        self, method: Method, context: StepContext, keys: Collection[str] | Mapping[str, Tensor], *, antithetic: bool
+    ) -> None:
+        super().__init__(method, context, keys=keys)
+        self.antithetic = antithetic
+        self.scores: dict[str, Tensor] = {}
+        self.queries: dict[str, Tensor] = {}
+
+    def log_odds(self, key: str) -> Tensor:
+        """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
+        assert isinstance(self.layer_keys, Mapping)
+        found: Tensor = self.layer_keys[key]
+        return found
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        key, sampled = call.layer.key, self.uniform(call)
+        if self.antithetic:
+            sampled = 1 - sampled
+        real = real_queries(call, self.context.batch)
+        self.queries[key] = real[:, 0, :, 0]
+        counted = real if call.valid is None else real & call.valid
+        self.scores[key] = ((1 - 2 * sampled) * counted).sum(3)
+        reported = False
+
+        def dropped(weights: Tensor) -> Tensor:
+            nonlocal reported
+            log_odds = self.log_odds(key)
+            log_odds = log_odds[..., None] if log_odds.ndim else log_odds
+            drop = sampled < torch.sigmoid(log_odds.detach())
+            if not (reported or self.antithetic):
+                self.report(call, drop, real)
+                reported = True
+            return (weights / torch.sigmoid(-log_odds).to(weights.dtype)).masked_fill(drop, 0)
+
+        return AttentionEdit(weights=dropped)
+
+
+def with_antithetic_pass(
+    context: StepContext, compute_loss: ComputeLoss, make_plan: Callable[[bool], AntitheticPlan]
+) -> tuple[Tensor, Any, AntitheticPlan]:
+    """Run a batch with a plan's dropout, and attach the gradient of the log-odds to its loss.
+
+    The antithetic pass comes first, without gradients, and with the same sample of the model's own dropout.
+    ``make_plan`` makes its plan (True), and that of the training pass (False). Returns the loss, the outputs of the
+    model, and the plan of the training pass.
+    """
+    other = make_plan(True)
+    with forked_rng(context.model), torch.no_grad():
+        _, outputs = compute_loss(context.batch, other)
+        losses = [row_losses(context.model, outputs, context.batch)]
+    plan = make_plan(False)
+    loss, outputs = compute_loss(context.batch, plan)
+    losses.append(row_losses(context.model, outputs, context.batch).detach())
+    estimate = torch.zeros((), device=loss.device)
+    for each, found in zip((other, plan), losses, strict=True):
+        for key, score in each.scores.items():
+            of_sequence = found.repeat_interleave(len(score) // len(found))  # several choices are one row
+            estimate = estimate + (score * of_sequence[:, None, None] * each.log_odds(key)).sum() / 2
+    return loss + (estimate - estimate.detach()).to(loss.dtype), outputs, plan
+
+
+def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
+    """Find the queries that are not padding, ``(batch, 1, query, 1)``.
+
+    The mask of a layer shows neither padded targets of an encoder-decoder model nor padded choices; the batch does.
+    """
+    size, _, length, _ = call.shape
+    rows = call.valid_queries()
+    real = torch.ones(size, 1, length, 1, dtype=torch.bool, device=call.device)
+    if rows is not None:
+        real = real & rows.any(1, keepdim=True)
+    mask: Tensor | None = batch.get("attention_mask")
+    if mask is not None and mask.ndim == 3 and mask.shape[:2].numel() == size:  # (rows, choices, tokens)
+        real = real & mask.bool().any(-1).view(-1, 1, 1, 1)
+    targets = None if call.layer.kind == "encoder" else real_targets(batch)
+    if targets is not None and targets.shape == (size, length):
+        real = real & targets[:, None, :, None]
+    return real
+
+
+def real_targets(batch: Batch) -> Tensor | None:
+    """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if this cannot be seen from the batch.
+
+    Models shift the labels to get these inputs or, without token labels, the encoder's inputs (BART as a classifier).
+    """
+    mask: Tensor | None = batch.get("decoder_attention_mask")
+    if mask is not None:
+        return mask.bool()
+    labels: Tensor | None = batch.get("labels")
+    if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+        return up_to_last(labels != -100)
+    mask = batch.get("attention_mask")
+    return None if mask is None or mask.ndim != 2 or "decoder_input_ids" in batch else up_to_last(mask.bool())
+
+
+def up_to_last(marked: Tensor) -> Tensor:
+    """Mark the positions up to the last marked one in each row; later ones of a decoder change nothing before them."""
+    return marked.flip(-1).cumsum(-1).flip(-1) > 0
 
 
 class _ConcreteState(LearntProbabilities):
@@ -75,7 +393,6 @@ class ConcreteDropout(Method):
         entropy_weight: Weight ``K`` of the entropy, above 0, which pulls all probabilities towards 1/2 equally.
         num_train_rows: Number of training rows ``N``. 0: that of the training rows, which must then be known.
         temperature: Temperature ``t`` of the relaxation, above 0.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: The number of training rows is unknown; or, in training, a layer's value projection cannot be
@@ -141,12 +458,7 @@ class LearnableBernoulli(Method):
     :class:`attendrop_methods.ConcreteDropout`. Two forward passes and one backward pass per step.
 
     Args:
-        p: Initial probability, in (0, 1).
-        learning_rate: Learning rate of the log-odds, above 0.
-        length_scale: Length scale of the prior of the weights, above 0.
-        entropy_weight: Weight of the entropy, above 0.
-        num_train_rows: Number of training rows. 0: that of the training rows, which must then be known.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+        p, learning_rate, length_scale, entropy_weight, num_train_rows: As those of ConcreteDropout.
 
     Raises:
         AttendropError: The number of training rows is unknown; or, in training, a layer's value projection cannot be
@@ -234,7 +546,6 @@ class VariationalDropout(Method):
         learning_rate: Learning rate of the logarithms of the variances, above 0.
         kl_weight: Weight ``K`` of the divergence, above 0.
         num_train_rows: Number of training rows ``N``. 0: that of the training rows, which must then be known.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: The number of training rows is unknown.
@@ -271,3 +582,178 @@ def divergence(log_alpha: Tensor) -> Tensor:
     alpha = log_alpha.exp()
     first, second, third = 1.16145124, -1.50204118, 0.58629921  # fitted by the authors for variances up to 1
     return -(log_alpha / 2 + first * alpha + second * alpha**2 + third * alpha**3)
+
+
+class _NetworksState(OwnParameters):
+    """State with the networks and the priors of the layers."""
+
+    method: ContextualDropout
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        method = self.method
+        keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
+        if self.optimizer is None:
+            self._create(context, keys)
+        self.loss_scale = context.loss_scale
+        loss, outputs, plan = with_antithetic_pass(
+            context,
+            compute_loss,
+            lambda antithetic: _NetworksPlan(method, context, keys, self.parameters, antithetic=antithetic),
+        )
+        shares = row_shares(context.model, outputs, context.batch)
+        for key, queries in plan.queries.items():
+            log_odds, prior = plan.log_odds(key), self.parameters[f"{key}/prior"]
+            weights = query_weights(queries, shares)
+            context.note(f"probability/{key}", (weights * log_odds.detach().sigmoid().mean(1)).sum())
+            divergence = (weights * bernoulli_divergence(log_odds, prior).sum(1)).sum()
+            loss = loss + method.prior_weight * divergence.to(loss.dtype)
+        return loss, outputs
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        learnt = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return {self.method.source: learnt} if learnt else {}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        source = self.method.source
+        if source not in tensors:
+            raise AttendropError(f"The run kept no {source}.safetensors, so what it drops is not known.")
+        self.create(tensors[source])
+
+    def _create(self, context: StepContext, keys: set[str]) -> None:
+        """Create the networks, of the sizes that a pass in evaluation mode, in which no layer is skipped, shows."""
+        sizes: dict[str, tuple[int, int]] = {}
+
+        def read(_: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            def seen(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                sizes[call.layer.key] = (value.shape[1], value.shape[1] * value.shape[3])
+                return query, key, value
+
+            return AttentionEdit(inputs=seen)
+
+        with torch.no_grad(), forked_rng(context.model), evaluating(context.model):
+            context.adapter.forward(context.inputs, RandomMaskPlan(self.method, context, read, keys))
+        hidden, logit = self.method.hidden, torch.logit(torch.tensor(self.method.p))
+        initial: dict[str, Tensor] = {}
+        for key, (heads, width) in sizes.items():
+            generator = torch.Generator().manual_seed(SampleKey(context.key.seed, 0, 0, 1).seeds(key, 1)[0] >> 1)
+            initial[f"{key}/first"] = torch.randn(hidden, width, generator=generator) / width**0.5
+            initial[f"{key}/first bias"] = torch.zeros(hidden)
+            initial[f"{key}/second"] = torch.zeros(heads, hidden)
+            initial[f"{key}/second bias"] = logit.repeat(heads)
+            initial[f"{key}/prior"] = logit
+        self.create(initial)
+
+
+@dataclass(frozen=True)
+class ContextualDropout(Method):
+    """Dropout of attention weights with a probability for each head and query, derived from the values it may read.
+
+    In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
+    head's probability from ``c``, the normalised mean of the layer's values over the keys that a query may attend to.
+    This is one mean for the whole sequence, except in causal attention, where no mean depends on later tokens. A weight
+    is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained
+    by the ARM estimator, from an additional pass with ``1 - u`` in place of ``u``, see
+    :class:`attendrop_methods.LearnableBernoulli`. The penalty is ``prior_weight`` times the mean over the queries of a
+    row, without padding, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the prior ``p0``
+    is learnt for each layer; rows are weighted as in the loss. Two forward passes and one backward pass per step;
+    ``reg.step()`` of a custom loop updates the networks.
+
+    Args:
+        p: Probability of all heads and queries at the start, in (0, 1).
+        hidden: Number of hidden units of a network, 1 or more.
+        learning_rate: Learning rate of the networks and priors, above 0.
+        prior_weight: Weight of the divergence from the prior, 0 or more.
+
+    Raises:
+        AttendropError: In training, there are no labels.
+
+    Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
+    learnable prior; their Gaussian form is not included. Here the networks read the values of a layer, without passing
+    gradients on to the model, and one probability serves all keys of a query, where theirs compute several. The weights
+    of the last linear layer start at zero, and its bias at the log-odds of ``p``. All defaults are ours. The estimator
+    compares plain losses of rows, without label smoothing or class weights. The model's own dropout stays enabled, with
+    the same sample in both passes.
+    """
+
+    info = MethodInfo(
+        "contextual-dropout",
+        "learns networks that derive the drop probabilities of heads from what they may attend to",
+        "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module",
+        link="https://arxiv.org/abs/2103.04181",
+        acts_on=("weights", "loss"),
+        forward="2",
+        state="a small network for each layer, and their optimizer",
+        rules=own_parameter_rules("contextual-dropout"),
+        needs_loss_scale=True,
+    )
+    state_class = _NetworksState
+
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
+    hidden: int = option(16, count())
+    learning_rate: float = option(0.001, positive())
+    prior_weight: float = option(0.01, positive(zero=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+
+class _NetworksPlan(AntitheticPlan):
+    """Plan that drops with the probabilities that the networks compute, given their parameters by name."""
+
+    def __init__(
+        self,
+        method: Method,
+        context: StepContext,
+        keys: set[str],
+        parameters: Mapping[str, Tensor],
+        *,
+        antithetic: bool,
+    ) -> None:
+        super().__init__(method, context, keys, antithetic=antithetic)
+        self.parameters = parameters
+        self.contexts: dict[str, Tensor] = {}
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        def read(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            self.contexts[call.layer.key] = mean_values(call, value.detach())
+            return query, key, value
+
+        return replace(super().make(call), inputs=read)
+
+    def log_odds(self, key: str) -> Tensor:
+        first, bias, second, second_bias = (
+            self.parameters[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
+        )
+        context = self.contexts[key]
+        with torch.autocast(context.device.type, enabled=False):  # both within the model and after its pass
+            hidden = functional.leaky_relu(functional.linear(context, first, bias))
+            return functional.linear(hidden, second, second_bias).transpose(1, 2)
+
+
+def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
+    """Compute the normalised mean of ``value``, ``(batch, heads, key, dim)``, over the valid keys of each query.
+
+    It is ``(batch, query, width)``; ``(batch, 1, width)`` if all keys are valid.
+    """
+    value = upcast(value).transpose(1, 2).flatten(2)
+    valid = torch.ones(1, 1, value.shape[1], device=value.device) if call.valid is None else call.valid.any(1)
+    with torch.autocast(value.device.type, enabled=False):
+        mean = valid.to(value.dtype) @ value / valid.sum(-1, keepdim=True).clamp(min=1)
+    mean = mean.float()
+    return functional.layer_norm(mean, mean.shape[-1:])
+
+
+def query_weights(queries: Tensor, shares: Tensor) -> Tensor:
+    """Divide the ``shares`` of rows in the loss, ``(rows,)``, among their queries that are not padding.
+
+    Both are ``(batch, query)``; the sequences of a row (its choices) are adjacent.
+    """
+    weights = queries / queries.sum(-1, keepdim=True).clamp(min=1)
+    real = queries.any(-1).view(len(shares), -1)
+    return weights * (shares[:, None] * real / real.sum(-1, keepdim=True).clamp(min=1)).view(-1, 1)
+
+
+def bernoulli_divergence(log_odds: Tensor, prior: Tensor) -> Tensor:
+    """Compute ``KL(P || Q)`` of two Bernoulli variables with the given log-odds."""
+    kept, dropped = functional.logsigmoid(-log_odds), functional.logsigmoid(log_odds)
+    return dropped.exp() * (dropped - functional.logsigmoid(prior)) + kept.exp() * (
+        kept - functional.logsigmoid(-prior)
+    )

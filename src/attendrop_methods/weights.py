@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -22,7 +21,6 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    ModelAdapter,
     ParameterOverride,
     Rule,
     SampleKey,
@@ -30,7 +28,6 @@ from attendrop.extend import (
     TrainingContext,
     WeightMixing,
     count,
-    example_inputs,
     forked_rng,
     loss_gradients,
     option,
@@ -40,6 +37,9 @@ from attendrop.extend import (
     unit_interval,
     upcast,
 )
+
+if TYPE_CHECKING:
+    from attendrop.extend import ModelAdapter
 
 
 class _DropConnectState(WeightMixing):
@@ -69,7 +69,6 @@ class DropConnect(Method):
 
     Args:
         p: Probability that an element is zero, in (0, 1).
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: In training, no projections can be found, or their weights are quantized.
@@ -316,6 +315,10 @@ class LayerReinit(Method):
     pooler: bool = option(True, SWITCH)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
+        from transformers import PreTrainedModel
+
+        from attendrop.extend import ModelAdapter, example_inputs
+
         assert isinstance(model, PreTrainedModel)
         adapter = ModelAdapter(model)
         adapter.trace(example_inputs(model))
@@ -341,13 +344,13 @@ class LayerReinit(Method):
 
 def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
     """Return the last blocks of the decoder, or else of the encoder; AttendropError if there are fewer, or shared."""
-    name = type(adapter.model).__name__
     kinds = {block.attention_layers[0].kind for block in adapter.blocks}
     kind = "decoder" if "decoder" in kinds else "encoder"
     modules = [block.module for block in adapter.blocks if block.attention_layers[0].kind == kind]
     if len(set(modules)) < len(modules):
         raise AttendropError(
-            f"{name} shares its layers, so the top ones have no weights of their own; use another model."
+            f"{type(adapter.model).__name__} shares its layers, so the top ones have no weights of their own; use "
+            "another model."
         )
     if number > len(modules):
         raise AttendropError(f"layers={number} of a model with {len(modules)}; choose at most as many.")
@@ -356,6 +359,8 @@ def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
 
 def initialized_copy(model: nn.Module, name: str, seed: int) -> nn.Module:
     """Return a copy of a submodule on the CPU, with new weights as its transformers model initialises them."""
+    from transformers import PreTrainedModel
+
     owner = model
     for end, character in enumerate(name):
         if character == "." and isinstance(parent := model.get_submodule(name[:end]), PreTrainedModel):

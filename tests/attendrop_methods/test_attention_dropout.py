@@ -1,22 +1,34 @@
-"""DropBlock, DropAttention and adversarial dropout: what is dropped, and what becomes of the rest."""
+"""DropBlock, DropAttention, adversarial dropout, HeadMask, Alpha Dropout and EDropout: what is dropped."""
 
 from __future__ import annotations
 
+import math
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from helpers import zoo
 from helpers.one_layer import edit_of
-from helpers.oracles import EagerAttention
+from helpers.oracles import EagerAttention, gated
 from helpers.weighted import weighted
 from torch import Tensor
 
-from attendrop import AttendropError, Compose, Vanilla, regularize
-from attendrop.attention.edits import AttentionEdit
+from attendrop import regularize
+from attendrop.attribution.gradient import head_importance
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
-from attendrop_methods import AdversarialDropout, DropAttention, DropBlock, attention_dropout
-from attendrop_methods.attention_dropout import flipped
+from attendrop.reports.attention_drops import DropMoment, Learnt, record_drops
+from attendrop.training.regularization import Regularization
+from attendrop_methods import (
+    AdversarialDropout,
+    AlphaDropout,
+    DropAttention,
+    DropBlock,
+    EDropout,
+    HeadMask,
+    attention_dropout,
+)
+from attendrop_methods.attention_dropout import _EDropoutState, affine, flipped
 
 
 def gamma(p: float, size: int, rows: int, n: int) -> float:
@@ -54,7 +66,7 @@ BLOCKS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBl
     [("bert", BLOCKS[1]), ("gpt2-class", BLOCKS[2]), ("bart-class", BLOCKS[0])],
     ids=str,
 )
-def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
+def test_the_loss_of_dropblock(name: str, method: DropBlock) -> None:
     model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (10, 5, 2))
     with regularize(model, method) as reg:
         loss, attention_layers = reg.loss(batch), reg.adapter.attention_layers
@@ -68,19 +80,7 @@ def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
     assert any(drop.any() for drop in drops)
 
 
-def test_almost_everything_dropped_is_finite() -> None:
-    model, batch = zoo.build("bert", dtype=torch.bfloat16), zoo.batch_of("bert", (8, 2, 1))
-    with regularize(model, DropBlock(p=0.99999, block_size=50)) as reg:
-        loss = reg.loss(batch)
-        assert reg.logs()["dropblock/dropped"] == 1
-        loss.backward()
-    assert torch.isfinite(loss)
-    assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
-
-
 SHAPE = (4, 3, 9, 9)
-
-
 LENGTHS = (9, 7, 4, 2)
 
 
@@ -90,8 +90,6 @@ def attention(valid: Tensor) -> Tensor:
 
 
 VALID = (torch.arange(9) < torch.tensor(LENGTHS)[:, None])[:, None, None].expand(SHAPE)
-
-
 CAUSAL = torch.ones(9, 9).tril().bool().expand(SHAPE)
 
 
@@ -124,49 +122,16 @@ def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(u
     assert wholes > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dtype) -> None:
+def test_small_weights_are_normalised_and_have_finite_gradients() -> None:
     """The first key takes nearly all the weight; of a row without it, float16 has few digits left, or none."""
     edit = edit_of(DropAttention(p=0.4, unit="element"), SHAPE)
     scores = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     scores[..., 0] = torch.linspace(6, 90, 9)
     scores.requires_grad_()
-    found = edit.weights(scores.softmax(-1).to(dtype))
+    found = edit.weights(scores.softmax(-1).half())
     torch.testing.assert_close(found.float().sum(-1), torch.ones(SHAPE[:3]), rtol=0, atol=0.02)
-    (100 * found * torch.arange(1.0, 10).to(dtype)).sum().backward()
+    (100 * found * torch.arange(1.0, 10).half()).sum().backward()
     assert scores.grad is not None and torch.isfinite(scores.grad).all()
-
-
-def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    make = AttentionEdit.drop_weights
-
-    def drop_weights(edit: AttentionEdit, *args: Any) -> Tensor:
-        found.append(make(edit, *args))
-        return found[-1]
-
-    monkeypatch.setattr(AttentionEdit, "drop_weights", drop_weights)
-    batch = zoo.batch_of("bert", (4, 4, 4))
-    with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
-        reg.loss(batch)
-    rows = torch.stack(found)
-    torch.testing.assert_close(rows.sum(-1), torch.ones(2, 3, 2, 4, dtype=torch.float64))
-    assert (rows == 0.25).all(-1).any()
-
-
-def without_weight(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
-    """The positions that lose their weight; those of a row that is without_weight whole do not."""
-    edit = edit_of(method, shape, valid)
-    return edit.weights(torch.ones(shape)) == 0
-
-
-@pytest.mark.parametrize("unit", ["element", "column"])
-def test_neighbours_are_dropped_together(unit: str) -> None:
-    drop = without_weight(DropAttention(p=0.2, unit=unit, window=3), None, (64, 4, 30, 30))
-    for row in drop[:, :, 0].flatten(0, 1).tolist():
-        runs = "".join("x" if each else " " for each in row).split()
-        assert all(len(run) >= 3 for run in runs)
-    assert drop.float().mean().item() == pytest.approx(0.19, abs=0.015)  # 0.2, less the overlap of windows
 
 
 def changed_by_hand(mask: Tensor, gradient: Tensor, valid: Tensor, delta: float) -> Tensor:
@@ -227,17 +192,174 @@ def numbers_changed(name: str, monkeypatch: pytest.MonkeyPatch, **padding: int) 
 def test_delta_is_a_fraction_of_the_positions_that_the_loss_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer of BERT has one row of 12 and 5 keys in each of 2 heads."""
     assert numbers_changed("bert", monkeypatch) == [[14, 2], [1, 0]]
-
-
-@pytest.mark.parametrize("name", ["bart", "t5"])
-def test_padded_targets_do_not_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert numbers_changed(name, monkeypatch) == numbers_changed(name, monkeypatch, extra=20)
+    assert numbers_changed("bart", monkeypatch) == numbers_changed("bart", monkeypatch, extra=20)  # padded targets
 
 
 def test_it_takes_the_place_of_the_models_own_attention_dropout() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=0.5), zoo.batch_of("bert")
     with regularize(model, AdversarialDropout(p=1e-9, delta=1e-6)) as reg:
         torch.testing.assert_close(reg.loss(batch), 2 * model.eval()(**batch).loss)
-        model.train()
-    with pytest.raises(AttendropError, match="dropout of attention weights"):
-        Compose(AdversarialDropout(), Vanilla(where="weights"))
+
+
+def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None = None, layer: int = 0) -> Tensor:
+    """Which heads of which sequence are masked, ``(batch, heads)``."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = {f"encoder.{layer}": importance}
+        monkeypatch.setattr("attendrop_methods.attention_dropout.head_importance", lambda *_: found)
+        output = edit_of(method, (batch, heads, 3, 3), layer=layer).output
+    after = output(torch.ones(batch, 3, heads, 2))
+    assert set(after.unique().tolist()) <= {0.0, 1.0}  # nothing is rescaled
+    return after[:, 0, :, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fraction", "heads", "expected"),
+    [(1 - 0.9, 10, 1), (0.01, 12, 1), (0.99, 4, 3)],
+)  # fmt: skip
+def test_a_fraction_of_the_heads(fraction: float, heads: int, expected: int) -> None:
+    method = HeadMask(fraction=fraction)
+    assert method.count(heads) == expected
+    assert masked(method, 50, heads).sum(1).eq(expected).all()
+
+
+def test_random_heads_are_equally_often_masked() -> None:
+    found = masked(HeadMask(fraction=0.3), 6000, 10).double()
+    assert found.mean(0).sub(0.3).abs().max() < 0.025  # 4 standard deviations
+    # Two of them together, without replacement: 3 * 2 / (10 * 9).
+    pairs = found.T @ found / 6000
+    assert (pairs[~torch.eye(10, dtype=torch.bool)] - 6 / 90).abs().max() < 0.015
+    assert not torch.equal(found, masked(HeadMask(fraction=0.3), 6000, 10, layer=1).double())
+
+
+def test_the_most_important_heads_are_masked() -> None:
+    importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [5.0, 1.0, 2.0, 6.0], [0.0, 0.0, 0.0, 0.0]])
+    found = masked(HeadMask(fraction=0.5, select_by="importance"), 3, 4, importance)
+    assert found.tolist() == [
+        [False, True, True, False],
+        [True, False, False, True],
+        [True, True, False, False],  # no signal: two of them all the same
+    ]
+
+
+def test_the_loss_is_that_of_a_model_without_these_heads() -> None:
+    model = zoo.build("bert", dtype=torch.float64, num_attention_heads=4)
+    batch = zoo.batch_of("bert", (8, 5, 3))
+    with regularize(model, HeadMask(fraction=0.5, select_by="importance", layers="first")) as reg:
+        loss, logs = reg.loss(batch), reg.logs()
+        importance = head_importance(reg.adapter, batch, reg.adapter.attention_layers)["encoder.0"]
+    assert logs["headmask/dropped"] == 0.5
+    order = [sorted(range(4), key=lambda h: -float(importance[row, h]))[:2] for row in range(3)]
+    drop = torch.tensor([[head in first for head in range(4)] for first in order])
+    with gated(model.bert.encoder.layer[0].attention.output.dense, ~drop):
+        torch.testing.assert_close(model(**batch).loss, loss)
+
+
+ALPHA = -1.7580993408473766
+
+
+def alpha_dropout(p: float, inputs: Tensor) -> Tensor:
+    """What becomes of hidden units ``(batch, query, heads, dim)`` of a layer."""
+    batch, queries, heads, _ = inputs.shape
+    edit = edit_of(AlphaDropout(p=p), (batch, heads, queries, queries))
+    found = edit.output(inputs)
+    assert torch.equal(edit.output(inputs), found)  # under activation checkpointing it is called again
+    return found
+
+
+def test_each_unit_is_kept_or_saturated_and_then_transformed() -> None:
+    p = 0.1
+    inputs = torch.randn(2, 6, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q = 1 - p
+    a = 1 / math.sqrt(q + ALPHA**2 * q * (1 - q))
+    b = -a * (1 - q) * ALPHA
+    dropped = 0
+    for before, after in zip(inputs.flatten().tolist(), alpha_dropout(p, inputs).flatten().tolist(), strict=True):
+        if math.isclose(after, a * ALPHA + b, abs_tol=1e-9):
+            dropped += 1
+        else:
+            assert math.isclose(after, a * before + b, abs_tol=1e-9)
+    assert dropped / inputs.numel() == pytest.approx(p, abs=4 * math.sqrt(p * q / inputs.numel()))
+    assert affine(p) == pytest.approx((a, b))
+
+
+KEY = SampleKey(0, 0, 0, 3)
+
+
+def loss_with(model: Any, batch: zoo.Batch, drops: list[list[bool]]) -> Tensor:
+    """The loss of the stock model without some heads, by layer; the others are scaled up."""
+    with ExitStack() as stack:
+        for layer, drop in zip(model.bert.encoder.layer, drops, strict=True):
+            kept = len(drop) - sum(drop)
+            gates = [0.0 if each else len(drop) / kept for each in drop]
+            stack.enter_context(gated(layer.attention.output.dense, [gates] * len(batch["input_ids"])))
+        return model(**batch).loss
+
+
+def state(population: Any, number: int) -> list[list[bool]]:
+    return [population.dropped(KEY, f"encoder.{layer}", 4, number).tolist() for layer in range(2)]
+
+
+def test_a_step() -> None:
+    model = zoo.build("bert", dtype=torch.float64, num_attention_heads=4)
+    batch = zoo.batch_of("bert")
+    reg = Regularization(zoo.training(model), EDropout(p=0.4, population=5))
+    loss = reg.loss(batch)
+    population: Any = reg.method_state
+    states = [state(population, number) for number in range(10)]
+    torch.testing.assert_close(loss, loss_with(model, batch, states[0]))
+    energies = [loss_with(model, batch, each).item() for each in states]
+    assert population.energies.tolist() == pytest.approx(energies)
+    reg.step()
+    survivors = [one if energies[i] <= energies[i + 5] else states[i + 5] for i, one in enumerate(states[:5])]
+    lowest = [min(energies[i], energies[i + 5]) for i in range(5)]
+    assert survivors != states[:5]
+    assert [[each[i].tolist() for each in population.states.values()] for i in range(5)] == survivors
+    assert population.best == min(range(5), key=lambda i: lowest[i])
+    torch.testing.assert_close(reg.loss(batch), loss_with(model, batch, survivors[population.best]))
+    report = population.final_report([])["edropout"]
+    assert report == {
+        f"encoder.{layer}": [head for head, each in enumerate(drop) if each]
+        for layer, drop in enumerate(survivors[population.best])
+    }
+    reg.close()
+
+
+def population_of(**options: Any) -> Any:
+    return _EDropoutState(EDropout(**options), zoo.training(zoo.build("bert")))
+
+
+def test_challengers_mutate_one_of_three_other_states() -> None:
+    """Without chance in mutation and crossover: ``a``, changed where ``b`` and ``c`` differ."""
+    population = population_of(p=0.5, population=6, mutation=1.0, crossover=1.0)
+    for number in range(6):
+        population.dropped(KEY, "encoder.0", 40, number)
+    states, challengers = population.states["encoder.0"], population.challengers["encoder.0"]
+    for number, challenger in enumerate(challengers):
+        others = [other for other in range(6) if other != number]
+        made = [
+            states[a] ^ (states[b] != states[c]) for a in others for b in others for c in others if len({a, b, c}) == 3
+        ]
+        assert any(torch.equal(challenger, each) for each in made)
+        assert not torch.equal(challenger, states[number])
+
+
+def test_an_energy_that_is_not_finite_loses() -> None:
+    population = population_of()
+    population.states = {"encoder.0": torch.tensor([[False]] * 4)}
+    population.challengers = {"encoder.0": torch.tensor([[True]] * 4)}
+    population.energies = torch.tensor([1.0, torch.nan, 0.5, 1.0, torch.nan, 0.4, torch.nan, 2.0])
+    population.after_step(1)
+    assert population.states["encoder.0"].flatten().tolist() == [False, True, False, False]
+    assert population.best == 1
+
+
+def test_what_a_finished_run_drops_is_shown() -> None:
+    """In all layers, and at any step: the heads that its report names."""
+    model = zoo.build("bert", num_attention_heads=4)
+    learnt = {"encoder.0": [1, 2], "encoder.1": []}
+    for step in range(3):
+        found = record_drops(
+            model, EDropout(p=0.5), zoo.batch_of("bert"), DropMoment(step=step), learnt=Learnt({"edropout": learnt})
+        )
+        drops = [drop.dropped.flatten(2).any(-1).all(0) for drop in found.values()]
+        assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())

@@ -77,7 +77,8 @@ def test_every_field_has_an_effect(name: str, field: str, others: dict[str, Any]
     found = logits(name, Everywhere(AttentionEdit(**{field: FIELDS[field]}, **others)))
     assert found.isfinite().all()
     assert READ or not torch.allclose(found, logits(name, None))
-    assert FIELDS.keys() == {each.name for each in fields(AttentionEdit)} - {"draws", "in_part", "ready"}  # change no result
+    without_effect = {"draws", "in_part", "ready"}
+    assert FIELDS.keys() == {each.name for each in fields(AttentionEdit)} - without_effect
 
 
 # --- Where the tokens of a call are

@@ -23,7 +23,7 @@ from attendrop.attribution.gradient import (
     quadrature_nodes,
 )
 from attendrop.attribution.predictions import best_spans, fix_target
-from attendrop.methods.common.losses import mean_divergence
+from attendrop.methods.core.losses import mean_divergence
 
 TARGETS = ["pseudo_label", "gold_label"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attendrop import AttendOut, regularize
-from attendrop.methods.attend_out.generator import Attack, Micro, Players
+from attendrop.methods.attend_out_networks import Attack, Micro, Players
 from attendrop.methods.core.context import RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey
 from helpers import zoo

@@ -11,26 +11,18 @@ from torch import Tensor
 from attendrop import ADDrop, regularize
 
 ON = {"layers": "all"}
-SUM = torch.float64
-
-
-def double(batch: zoo.Batch) -> zoo.Batch:
-    return {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
 
 
 def step(model: Any, method: ADDrop, batches: list[zoo.Batch], seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """One optimizer step's loss and gradient, both summed over its micro-batches with the sizes as shares."""
     rows = [batch["labels"].shape[0] for batch in batches]
     with regularize(model, method, seed=seed) as reg:
-        total = torch.zeros((), dtype=SUM)
+        total = torch.zeros((), dtype=torch.float64)
         for batch, count in zip(batches, rows, strict=True):
             loss = reg.loss(batch) * count / sum(rows)
             loss.backward()
             total += loss.detach().cpu()
     return total, zoo.gradients(model)
-
-
-# --- Against the naive implementation
 
 
 NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
@@ -90,28 +82,6 @@ def test_the_default_direction_follows_from_the_kind_of_prediction(labels: dict[
     assert losses[0] == losses[1] != losses[2]
 
 
-# --- Padding, micro-batches, order
-
-METHODS = [
-    ADDrop(p=0.5, q=0.5, **ON),
-    ADDrop(p=0.5, q=0.5, attribution="attention", **ON),
-    ADDrop(p=0.5, q=0.5, attribution="random", **ON),
-    ADDrop(p=0.5, q=0.5, attribution="integrated_gradient", steps=3, **ON),
-    ADDrop(p=0.5, q=0.5, direction="low", **ON),
-    ADDrop(p=0.5, q=0.5, units="hidden", **ON),
-    ADDrop(p=0.5, q=0.5, units="hidden", attribution="random", **ON),
-]
-NAMES = [f"{m.attribution}-{m.direction}-{m.units}" for m in METHODS]
-LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5)
-PARTS = [slice(0, 1), slice(1, 3), slice(3, 8)]
-
-
-TRIED = [(name, METHODS[i % len(METHODS)]) for i, name in enumerate(zoo.TEXT) if name != "bert"]
-
-
-# --- The base model's randomness
-
-
 def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None:
     """Positions that the model's own dropout sets to zero have the weight zero in both passes."""
     model, batch = zoo.build("bert", dropout=0.5, dtype=torch.float64), zoo.batch_of("bert", (8, 8))
@@ -124,12 +94,6 @@ def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None
         reg.loss(batch)
         share = reg.logs()["ad_drop/dropped/encoder.0"]
     assert share == pytest.approx(float(region.double().mean()))
-
-
-# --- Precision, checkpointing, frozen parts
-
-
-# --- Shares in the log
 
 
 @pytest.mark.parametrize("q", [1.0, 0.5])

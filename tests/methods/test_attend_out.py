@@ -10,18 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from helpers import oracles, zoo
 from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, players_of, run
 from helpers.device import ON_CPU
 from torch import Tensor
+from torch.nn import functional
 
 from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.methods.attend_out import generator
-from attendrop.methods.attend_out.generator import Generator, Players
-from attendrop.methods.attend_out.method import GeneratorState, scores
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.plan import CombinedPlan
+from attendrop.methods import attend_out_networks
+from attendrop.methods.attend_out import GeneratorState, scores
+from attendrop.methods.attend_out_networks import Attack, Draft, Generator, Micro, Players
 from attendrop.methods.core.base import LayerRanking
 from attendrop.methods.core.context import StepContext
+from attendrop.methods.random_dropout import Skipping
 
 
 def unlabelled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -29,10 +34,7 @@ def unlabelled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def generator_of(model: Any, batch: Mapping[str, Tensor], **options: Any) -> Generator:
-    return Generator(model, find_attention_layers(model, batch)[0].name, batch, **options)
-
-
-# --- The generator
+    return Generator(model, find_attention_layers(model, batch)[0].name, batch, AttendOut(**options))
 
 
 @pytest.mark.sampled(3)
@@ -56,26 +58,6 @@ def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
     torch.testing.assert_close(embeddings(batch), seen[0])
 
 
-# --- Actions
-
-
-def test_units_are_dropped_as_often_as_the_scores_say() -> None:
-    players, step = players_of(lengths=(4,), init_drop_prob=0.8)
-    with torch.no_grad():
-        players.generator.query.weight.mul_(40)
-        draft = players.begin(step.inputs)
-        expected = [draft.logits(layer, None).sigmoid()[0, 0] for layer in range(2)]
-    rounds = 60
-    counts = [torch.zeros(4, 4, dtype=torch.float64) for _ in players.attention_layers]
-    for number in range(rounds):
-        for count, dropped in zip(counts, dropped_in(players, act(players, step, number)).values(), strict=True):
-            count += dropped[0, 0]
-    for count, p in zip(counts, expected, strict=True):
-        deviations = (count / rounds - p) / (p * (1 - p) / rounds).sqrt()
-        assert p.max() - p.min() > 0.05
-        assert deviations.abs().max() < 4.5
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "granularity"), [("bert", "score"), ("distilbert", "head"), ("roberta", "layer"), ("bert-choice", "head")]
@@ -94,9 +76,6 @@ def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str)
         torch.testing.assert_close(loss, eager(**batch).loss, rtol=1e-5, atol=1e-6)
 
 
-# --- The lesson
-
-
 def enumerated(
     players: Players, context: StepContext, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -105,7 +84,7 @@ def enumerated(
     micro = act(players, context)
 
     def probability() -> Tensor:
-        p = players.begin(context.inputs).logits(0, None).sigmoid()[0, 0]
+        p = Draft(players.generator, context.inputs).logits(0, None).sigmoid()[0, 0]
         return torch.stack([torch.where(action_of(number), p, 1 - p).prod() for number in range(16)])
 
     def action_of(number: int) -> Tensor:
@@ -116,7 +95,7 @@ def enumerated(
     mean = [torch.zeros_like(p) for p in learned]
     for number in range(16):
         action = action_of(number).view(1, 1, 2, 2)
-        monkeypatch.setattr(generator, "sample_mask", lambda *_, action=action: action)
+        monkeypatch.setattr(attend_out_networks, "sample_mask", lambda *_, action=action: action)
         likelihood = players.log_likelihood(micro).sum() * (reward[number] - baseline)
         for total, found in zip(mean, torch.autograd.grad(likelihood, learned, allow_unused=True), strict=True):
             if found is not None:
@@ -142,7 +121,7 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
         found = players.log_likelihood(micro)
         for row, length in enumerate((6, 4, 3)):
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
-            draft = players.begin(inputs)
+            draft = Draft(players.generator, inputs)
             total = 0.0
             for layer, sampled in enumerate(dropped_in(players, micro).values()):
                 p = draft.logits(layer, None).sigmoid()[0, 0]
@@ -308,19 +287,6 @@ def test_the_survivor_is_as_likely_as_it_is_surely_better(gaps: list[float], exp
         assert found == (chance < expected)
 
 
-def test_defaults_depend_on_the_variant() -> None:
-    for options, expected in (({}, ("sample", "reward_data")), ({"variant": "pruning"}, ("attacker", "train"))):
-        method = AttendOut(**options)
-        assert (method.merge, method.score_on) == expected
-        assert AttendOut(**method.options()) == method
-
-
-# --- What the generator decides
-
-
-# --- Refusals
-
-
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
@@ -358,3 +324,99 @@ def test_pruning_version_ranks_layers() -> None:
     pruning = AttendOut(variant="pruning")
     assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
     assert pruning.layer_ranking({}) is AttendOut().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None
+
+
+def strong(players: Players) -> Players:
+    """Let the scores of layers differ by much."""
+    with torch.no_grad():
+        players.generator.query.weight.mul_(60)
+        players.generator.output.weight.mul_(60)
+    return players
+
+
+@pytest.mark.parametrize("name", ["albert", "gpt2"])
+def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> None:
+    found = []
+    for layers in ("all", [1]):
+        players, step = players_of(name, (6, 4), model=zoo.build(name, **DOUBLE), layers=layers)
+        micro = act(strong(players), step)
+        found.append([outcome.logits for outcome in players.replayed(micro)])
+    assert [len(logits) for logits in found] == [2, 1]
+    assert torch.equal(found[0][1], found[1][0])
+    assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
+
+
+def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
+    """A pass in which the blocks of ``keys`` are skipped."""
+    micro = Micro(dict(context.batch), dict(context.inputs), context.key)
+    plan = CombinedPlan([Attack(players, context, micro), Skipping(keys)])
+    context.adapter.forward(context.batch, plan)
+    return micro
+
+
+def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
+    skipped = 1
+    players, step = players_of(lengths=(5,), model=zoo.build("bert", num_hidden_layers=3, **DOUBLE))
+    whole = dropped_in(strong(players), act(players, step))
+    micro = skipping(players, step, {f"encoder.{skipped}"})
+    left = [layer for layer in range(3) if layer != skipped]
+    found = dropped_in(players, micro)
+    assert list(found) == [f"encoder.{layer}" for layer in left]
+    with torch.no_grad():
+        draft = Draft(players.generator, step.inputs)
+        terms = []
+        for layer in range(3):
+            logits = draft.logits(layer, None)
+            if layer in left:
+                assert torch.equal(found[f"encoder.{layer}"], whole[f"encoder.{layer}"])
+                dropped = found[f"encoder.{layer}"].double()
+                terms.append(-functional.binary_cross_entropy_with_logits(logits, dropped))
+        torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
+
+
+def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
+    sizes: dict[str, Any] = {"image_size": 12, "patch_size": 3, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
+    windowed = hf.SwinForImageClassification(hf.SwinConfig(**sizes, window_size=2))
+    with pytest.raises(AttendropError, match="differ in their windows and heads"):
+        players_of("vit", model=windowed)
+    with pytest.raises(AttendropError, match=r"layers='decoder:0': .* can only drop in the encoder's self-attention"):
+        run(AttendOut(layers="decoder:0"), 1, name="bart")
+
+
+class Watched(Attack):
+    """Keeps what the model was told to drop."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: dict[str, Tensor] = {}
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        edit = super().edit(call)
+        if edit is not None:
+            assert edit.drop is not None
+            self.seen[call.layer.key] = edit.drop
+        return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "autocast", "granularity"),
+    [
+        ("bert", None, "score"),
+        ("bert-choice", torch.float16, "head"),
+        ("modernbert", torch.bfloat16, "score"),
+        ("t5", None, "head"),
+    ],
+)
+def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtype | None, granularity: str) -> None:
+    players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
+    strong(players)
+    micro = Micro(dict(step.batch), dict(step.inputs), replace(step.key, step=3))
+    plan = Watched(players, step, micro)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        step.adapter.forward(step.batch, plan)
+    with players.precision(torch.device("cpu")):
+        found = dropped_in(players, micro)
+    assert found.keys() == plan.seen.keys()
+    for key, dropped in found.items():
+        assert torch.equal(dropped.expand(plan.seen[key].shape), plan.seen[key])
+    assert any(dropped.any() for dropped in found.values())

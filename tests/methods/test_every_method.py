@@ -88,18 +88,6 @@ def test_nothing_stays_on_the_model(method: Method, fails: bool) -> None:
     assert not needed["optimizer"]._optimizer_step_pre_hooks
 
 
-@pytest.mark.parametrize("name", ["ad-drop", "mixout", "compose"])
-def test_a_run_in_which_a_method_never_acted_ends_with_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A loop that trains on the loss of the model, not of the method."""
-    method = METHODS[name]
-    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
-    with regularize(model, method, **given(model, batch)) as reg:
-        model(**batch).loss.backward()
-        reg.step()
-    warned = [message.split()[1] for message in caplog.messages if "never took effect" in message]
-    assert warned == [part.name for part in method.parts]
-
-
 # One without a state, and one of each kind of state that no test of its own resumes; the others are slow.
 RESUMED = ("vanilla", "mixout", "child-tuning driven", "concrete-dropout", "contextual-dropout", "edropout")
 

@@ -27,7 +27,7 @@ from attendrop import (
 from attendrop.attribution.finite_gradients import finite_gradients
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop_methods import HeadMask
-from attendrop_methods.own_parameters import OwnParameters
+from attendrop_methods.learnt_dropout import OwnParameters
 
 pytestmark = pytest.mark.gpu
 HALF = {"device_type": DEVICE.type, "dtype": torch.float16}

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
@@ -23,9 +21,10 @@ DISTILBERT_NAMES = ("q_lin", "k_lin", "v_lin")
 _SEPARATE = (BERT_NAMES, DISTILBERT_NAMES, ("q_proj", "k_proj", "v_proj"), DEBERTA_NAMES, ("q", "k", "v"))
 # Attributes of an attention module that projects to queries, keys and values at once.
 _FUSED = ("c_attn", "Wqkv", "qkv")
-# Those known to produce them one after the other with the same width, if the module is of this class. Others go head by
-# head (GPT-NeoX, the linear c_attn of GPTBigCode), or have fewer keys and values than queries (Phi-3).
-_THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
+# Those known to produce them one after the other with the same width, if the module is a linear layer (True), or a
+# Conv1D (False). Others go head by head (GPT-NeoX, the linear c_attn of GPTBigCode), or have fewer keys and values than
+# queries (Phi-3).
+_THIRDS = {"c_attn": False, "Wqkv": True}
 # Modules of PEFT whose adapters add ``get_delta_weight`` to a weight. Others multiply it (OFT), or are not known.
 _ADDITIVE = {"adalora", "loha", "lokr", "lora"}
 
@@ -96,6 +95,8 @@ class StructureEvents:
 
     def listen(self) -> list[RemovableHandle]:
         """Register the hooks that record the events."""
+        from transformers import PreTrainedModel  # methods are known without it
+
         linear = {*projections(self.model)} - self.blocks
         embeddings = set()  # of the transformers models that the model is or holds
         for module in self.model.modules():
@@ -184,7 +185,13 @@ def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def is_projection(module: nn.Module) -> bool:
     """Return whether a module is linear, a ``Conv1D`` of transformers, or one of them within a layer of an adapter."""
-    return isinstance(base_layer(module), nn.Linear | Conv1D)
+    return _is_linear(base_layer(module))
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
 
 
 def base_layer(module: nn.Module) -> nn.Module:
@@ -206,7 +213,7 @@ def projections(module: nn.Module) -> Iterator[nn.Module]:
 
 def projection_matrices(projection: nn.Module) -> list[Tensor]:
     """List the weight matrices of a projection and of the adapter on it; raise AttendropError if one is quantized."""
-    found = [part for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
+    found = [part for part in projection.modules() if _is_linear(part)]
     for part in found:
         refuse_quantized(part)
     return [part.weight for part in found]
@@ -225,7 +232,7 @@ def refuse_quantized(layer: nn.Module) -> None:
 
 def input_dim(projection: nn.Module) -> int:
     """Return the input dimension of a weight: a ``Conv1D`` weight is the transpose of a linear layer's."""
-    return 0 if isinstance(base_layer(projection), Conv1D) else 1
+    return 1 if isinstance(base_layer(projection), nn.Linear) else 0
 
 
 def separate_projections(attention: nn.Module) -> tuple[str, str, str] | None:
@@ -300,7 +307,7 @@ def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueP
         base = base_layer(module)
         if name.startswith("v"):
             separate.append(module)
-        elif name in _THIRDS and isinstance(base, _THIRDS[name]):
+        elif name in _THIRDS and is_projection(base) and isinstance(base, nn.Linear) == _THIRDS[name]:
             weight: Tensor = base.weight  # type: ignore[assignment]
             dim = input_dim(module)
             if weight.shape[1 - dim] == 3 * weight.shape[dim]:

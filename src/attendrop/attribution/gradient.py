@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws
 from attendrop.attention.hooks import evaluating, forked_rng
@@ -31,6 +30,9 @@ from attendrop.attribution.predictions import Forward, fix_target
 from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
 from attendrop.errors import AttendropError
 from attendrop.support.models import Batch
+
+if TYPE_CHECKING:
+    from attendrop.attention.adapter import ModelAdapter
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")

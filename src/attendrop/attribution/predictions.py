@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.plan import Plan
@@ -229,6 +228,8 @@ def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor | None, batch: M
     It computes the smoothed loss itself, and shifts labels by the name of the model's class. ``logits`` are None where
     the model has none of this name, such as for the answers to questions.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     labels: Tensor | None = batch.get("labels")
     if labels is None or logits is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
         return

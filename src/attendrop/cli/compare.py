@@ -67,15 +67,15 @@ def compare(
     run |= {"train_file": train_file}
     check_evaluation(run)
     config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
+    named = named or tuple(default_methods())
+    _check_compared(points, named)
+    methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
+    comparison = Comparison(config=config, methods=methods, **search, **output)
 
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.executor import LOCAL
 
-    named = named or tuple(default_methods())
-    _check_compared(points, named)
-    methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
-    comparison = Comparison(config=config, methods=methods, **search, **output)
     with messages(quiet=quiet) as console, closing(StudyProgress(console, quiet=quiet)) as progress:
         backend = LOCAL if ray is None else f"ray:{ray}"
         outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)

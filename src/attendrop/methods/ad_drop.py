@@ -68,8 +68,8 @@ _MANY_CLASSES, _FEW_ROWS = 20, 20
 class ADDrop(Method):
     """Attribution-driven dropout.
 
-    Each training step first attributes the model's prediction to the attention positions (one forward and one backward
-    pass, without parameter gradients), then drops positions of high attribution from the scores of the training pass.
+    Each step attributes the model's prediction to the attention positions (one more forward and backward pass, without
+    parameter gradients), and drops positions of high attribution from the scores of the training pass.
 
     Example:
         >>> with regularize(model, ADDrop()) as reg:
@@ -81,18 +81,16 @@ class ADDrop(Method):
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass),
-            or ``"recorded"`` (ours): the negative gradient of the loss with respect to the weights, from the row's last
-            training pass, so that no pass is added. Nothing is dropped from a row without a record. Rows are
-            identified by their index in the training data: in your own loop, ``reg.loss(batch, rows=indices)``. With
-            cross-tuning, the plain epochs record and the others drop. None: ``"gradient"``; but if ``p`` and ``layers``
-            are not given either, ``attendrop train``, ``compare`` and studies choose by the data, see
-            :meth:`for_data`.
+            or ``"recorded"`` (ours): the negative gradient of the loss with respect to the weights in the row's last
+            training pass, so that no pass is added; from a row without a record, nothing is dropped. In your own loop,
+            say which rows of the training data a batch has: ``reg.loss(batch, rows=indices)``. With cross-tuning, the
+            plain epochs record and the others drop. None: ``"gradient"``; but if ``p`` and ``layers`` are not given
+            either, ``attendrop train``, ``compare`` and studies choose by the data, see :meth:`for_data`.
         target: ``"pseudo_label"``, the model's prediction; ``"gold_label"``; or ``"loss"`` (ours), the negative loss,
             also one that a trainer computes from batches without labels (trl's DPO). Regression uses the gold value,
             whichever label is named, or the predicted score where a batch has no labels (reward models). Does not apply
             to recorded attributions, which attribute the loss.
-        layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
-            the first or all, chosen as ``attribution``.
+        layers: Layers to drop in. None: the first or all, chosen as ``attribution``.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
             ``"magnitude"``, high in absolute value. In regression, ``"high"`` drops what keeps the prediction near the
             gold value, which changes sign with the sign of an example's error; magnitudes rank the influence on the
@@ -190,7 +188,7 @@ class ADDrop(Method):
             raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
 
     def setting(self, classes: int = 1, rows: int = 0) -> Setting:
-        """Return ``p``, ``attribution`` and ``layers``: what was given or, if nothing was, what the data decide."""
+        """Return what was given or, if nothing was, what the data decide."""
         if self.p is None or self.attribution is None or self.layers is None:  # all are: see __post_init__
             return _OF_MANY_CLASSES if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else _USUAL
         return Setting(self.p, self.attribution, self.layers)
@@ -198,9 +196,7 @@ class ADDrop(Method):
     def for_data(self, classes: int, rows: int) -> ADDrop:
         """Record attributions, and act in all layers, if there are many classes with few rows.
 
-        The usual defaults apply if ``p``, ``attribution``, ``layers`` or the gold label is given. On such data,
-        recorded attributions gain more than a separate pass for the first layer, and cost less; with few classes,
-        acting in all layers does harm (docs/does-it-help.md).
+        With few classes, acting in all layers does harm (docs/does-it-help.md).
         """
         return replace(self, **self.setting(classes, rows)._asdict())
 
@@ -314,10 +310,7 @@ class ADDropState(MethodState):
         return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
 
     def region(self, context: StepContext) -> Callable[[AttentionCall, Tensor], Region]:
-        """Return what finds the candidates of a layer, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``.
-
-        A ``direction`` of None follows from the kind of output of the model.
-        """
+        """Return what finds a layer's candidates, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
         usual = "magnitude" if is_regression(context.model, context.batch) else "high"
         p, direction, hidden = self.setting.p, self.method.direction or usual, self.method.units == "hidden"
 
@@ -337,7 +330,7 @@ def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
 
 
 class RecordedState(ADDropState):
-    """AD-DROP with recorded attributions: the records of the rows."""
+    """AD-DROP with recorded attributions."""
 
     def __init__(self, method: ADDrop, training: TrainingContext) -> None:
         super().__init__(method, training)

@@ -67,13 +67,9 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """Mask of one row in one layer, ``(heads, queries, keys)`` without padding.
+    """Mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
 
-    Its bits are ``(heads, queries, bytes)``, the lowest bit of a byte first, so that masks are placed into those of a
-    batch without unpacking them.
-    """
-
-    bits: _Array
+    bits: _Array  # (heads, queries, bytes), the lowest bit of a byte first: placed in a batch without being unpacked
     keys: int
 
     @property
@@ -81,20 +77,11 @@ class RowMask:
         """Size in memory in bytes, including the overhead of objects."""
         return self.bits.nbytes + _OBJECT_OVERHEAD_BYTES
 
-    def of_keys(self, keys: int) -> _Array:
-        """The bits of the first keys; of all if there are fewer."""
-        if keys >= self.keys:
-            return self.bits
-        bits = self.bits[..., : _bytes(keys)].copy()
-        bits[..., keys // 8 :] &= (1 << keys % 8) - 1
-        return bits
-
 
 class RowRecords:
     """Masks by the index of a row in the training data, and by layer, on the host.
 
-    In each layer a row takes ``heads * queries * ceil(keys / 8)`` bytes, for its own length, and 350 more. Beyond
-    ``limit`` bytes, by default a quarter of the memory that is free now, the oldest records are discarded.
+    Beyond ``limit`` bytes, by default a quarter of the memory that is free now, the oldest are discarded.
 
     Attributes:
         rows: Masks by layer, by row, the oldest row first; to be changed by :meth:`put` only.
@@ -208,10 +195,12 @@ class RowPass:
         whole_rows = False
         for of_row, mask, (query, queries, _, keys_of_row) in zip(bits.numpy(), masks, spans, strict=True):
             if mask is not None:
-                own = mask.bits if self.hidden else mask.of_keys(keys_of_row)
+                own = mask.bits
+                if not self.hidden and keys_of_row < mask.keys:  # the row is cut in this batch
+                    own, whole_rows = own[..., : _bytes(keys_of_row)].copy(), True
+                    own[..., keys_of_row // 8 :] &= (1 << keys_of_row % 8) - 1
                 rows = min(queries, own.shape[1])
                 of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
-                whole_rows = whole_rows or mask.keys > keys_of_row
         bits = bits.to(call.device, non_blocking=True)
         signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans[:batch]]
 
@@ -268,28 +257,22 @@ class _RecordingPlan(Plan):
 
 
 class _Chosen(NamedTuple):
-    """Candidates of some layers of a pass, on their device until the step ends.
-
-    Attributes:
-        bits: ``(layers, batch, heads, queries, bytes)``; the first key of a sequence that is not padding comes first.
-        sums: Sums of the gradients, ``(layers,)``, which are finite where all of these are.
-    """
+    """Candidates of some layers of a pass, on their device until the step ends."""
 
     rows: Sequence[int]
     layers: Sequence[str]
-    bits: Tensor
+    bits: Tensor  # (layers, batch, heads, queries, bytes), from the first key of a sequence that is not padding
     spans: Spans
-    sums: Tensor
+    sums: Tensor  # of the gradients, (layers,), finite where all of these are
 
 
 class Recorder:
     """Owner of the records of rows, and of what the passes of a step have added to them.
 
-    Rows move from process to process, so each process keeps the records of all rows: at the start of an epoch they
-    exchange what they recorded in the previous one.
+    Rows move from process to process, so each keeps the records of all: they exchange them at the start of an epoch.
 
     Attributes:
-        without_signal: Fraction of the rows of the last step that have no candidate in any layer, for example because
+        without_signal: Fraction of the rows of the last step without a candidate in any layer, for example because
             their gradients are zero in float16; None if nothing was recorded.
     """
 
@@ -352,9 +335,8 @@ class Recorder:
     def recording(self, row_pass: RowPass, layers: Sequence[AttentionLayer], choose: Choose) -> Plan:
         """Return the plan that records the candidates of some layers when the pass is differentiated.
 
-        A GPU chooses the candidates of several small layers at once. If rows are repeated (copies are adjacent), the
-        first copy is recorded. Where gradients are not finite, as in a step that a float16 scaler skips, the previous
-        record is kept.
+        Of copies of a row, the first is recorded. Where gradients are not finite, as in a step that a float16 scaler
+        skips, the previous record is kept.
         """
         return _RecordingPlan(self, row_pass, layers, choose)
 

@@ -55,7 +55,6 @@ class Vanilla(Method):
         p: Probability that a position is dropped, in (0, 1).
         where: ``"scores"``: scores of all valid positions and heads, in addition to the model's own dropout.
             ``"weights"``: attention weights, in place of the model's own attention dropout.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Source: Table 3 of Wu, Zhao, Zhang (2021), with 0.1 and 0.2; for weights, Vaswani et al. (2017).
     """
@@ -99,8 +98,7 @@ class Scheduler(Method):
         progress: Knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: Probability at each knot, in [0, 1]: one list for all layers, or one per layer in order. Lists of
             numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
-        layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
-            self-attention or, if there is none, the decoder's.
+        layers: Layers to drop in; of these only the encoder's self-attention or, if there is none, the decoder's.
         shape: ``"own"``: by ``progress`` and ``probabilities``. Or predefined, linear from 0.6: ``"qnli"``, to 0.55 in
             the first layer and 0.1 lower in each further one, at least 0.25; ``"cola"``, to 0.9 in all layers.
 
@@ -124,7 +122,7 @@ class Scheduler(Method):
     )
 
     progress: str | Sequence[float] = option(
-        (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _knots(value))
+        (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _numbers("progress", value))
     )
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = option(
         ((0.6, 0.0),),
@@ -140,6 +138,8 @@ class Scheduler(Method):
         super().__post_init__()
         knots: Any = self.progress  # both are parsed when they are checked
         curves: Any = self.probabilities
+        if (knots[0], knots[-1]) != (0, 1) or any(first >= second for first, second in pairwise(knots)):
+            raise AttendropError(f"progress={knots!r} must ascend from 0 to 1, such as '0,0.5,1'.")
         wrong = next((curve for curve in curves if len(curve) != len(knots)), None)
         if wrong is not None:
             raise AttendropError(
@@ -149,12 +149,6 @@ class Scheduler(Method):
         default = {field.name: field.default for field in fields(self)}
         if self.shape != OWN and (knots, curves) != (default["progress"], default["probabilities"]):
             raise AttendropError(f"shape={self.shape!r} excludes progress and probabilities; give one or the other.")
-
-    def probabilities_at(self, progress: float) -> list[float]:
-        """Return the drop probability of each list of ``probabilities``, at a ``progress`` in [0, 1]."""
-        knots: Any = self.progress
-        curves: Any = self.probabilities
-        return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """Select the layers to act on; raises AttendropError if the number of lists does not match them."""
@@ -172,7 +166,9 @@ class Scheduler(Method):
         if self.shape != OWN:
             found = [_START + (_ENDS[self.shape](layer.index) - _START) * progress for layer in attention_layers]
         else:
-            found = self.probabilities_at(progress)
+            knots: Any = self.progress
+            curves: Any = self.probabilities
+            found = [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
             found = found if len(found) > 1 else found * len(attention_layers)
         by_layer = {layer.key: p for layer, p in zip(attention_layers, found, strict=True)}
 
@@ -188,15 +184,6 @@ def _curves(value: Any) -> tuple[tuple[float, ...], ...]:
         value = value.split(";")
     nested = isinstance(value, Iterable) and any(isinstance(item, Iterable) for item in value)
     return tuple(_numbers("probabilities", item) for item in (value if nested else [value]))
-
-
-def _knots(value: Any) -> tuple[float, ...]:
-    """Parse ``value`` to numbers that ascend from 0 to 1."""
-    knots = _numbers("progress", value)
-    ascending = all(first < second for first, second in pairwise(knots))
-    if not ascending or (knots[0], knots[-1]) != (0, 1):
-        raise AttendropError(f"progress={value!r} must ascend from 0 to 1, such as '0,0.5,1'.")
-    return knots
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
@@ -226,7 +213,6 @@ class DropHead(Method):
         turn: Fraction of the planned optimizer steps at which the probability is 0, in (0, 1).
         schedule: ``"v"``: linear from ``p_start`` to 0 at ``turn``, and from there to ``p_end``. ``"constant"``:
             ``p_start`` throughout; ``p_end`` and ``turn`` are unused.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: In training, the schedule is ``"v"`` and the number of planned optimizer steps is unknown.
@@ -277,7 +263,6 @@ class LayerDrop(Method):
 
     Args:
         p: Probability that a block is skipped, in (0, 1].
-        layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: In training, no block can be skipped.
@@ -340,7 +325,6 @@ class AttentionLayerDrop(Method):
 
     Args:
         p: Probability that a layer is selected, in (0, 1].
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020), including the default of 0.2. Not specified
     there: one sample is used for the global batch, and the model's own attention dropout acts on the equal weights.

@@ -20,8 +20,7 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.compose import Compose
+from attendrop.methods.core.base import Compose, Method
 from attendrop.methods.core.context import TrainingContext, tokens_of
 from attendrop.runs.run_folder import read_metrics
 from attendrop.support.models import ROW_INDEX, Batch, loss_and_outputs, number_of_rows

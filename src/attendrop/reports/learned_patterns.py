@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.method import AttendOut
+from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.random_dropout import HIGHEST, Scheduler
 from attendrop.reports.figures import Figure, by_layer, chart_of, layer_curves
 from attendrop.runs.model_source import read_finished

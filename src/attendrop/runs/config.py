@@ -440,7 +440,9 @@ class RunConfig:
             self._set(lora=asdict(self.adapter))
             refuse_with_adapter(method)
         if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
-            raise AttendropError(f"{method.rewarded_by} scores models on the eval-file during training; give one.")
+            raise AttendropError(
+                f"reward_data={self.rewarded_on!r} scores models on the eval-file during training; give one."
+            )
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():

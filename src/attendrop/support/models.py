@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
-from transformers.utils.generic import ModelOutput
 
 from attendrop.errors import AttendropError
 
@@ -81,6 +79,9 @@ def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
     As everywhere in transformers, the loss comes first, if there is one, and then the logits: for question answering,
     those of the first and of the last token.
     """
+    from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
+    from transformers.utils.generic import ModelOutput
+
     if isinstance(outputs, dict) and not isinstance(outputs, ModelOutput):  # transformers.Trainer takes these, too
         return ModelOutput(outputs)  # type: ignore[no-untyped-call]
     if not isinstance(outputs, tuple):

@@ -19,8 +19,14 @@ from attendrop.attention.hooks import in_precision_of, is_compiled, whole_graphs
 from attendrop.attention.interface import refuse_unsavable
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState, check_state, refuse_sharded, refuse_with_adapter
-from attendrop.methods.core.compose import refuse_conflicts
+from attendrop.methods.core.base import (
+    Method,
+    MethodState,
+    check_state,
+    refuse_conflicts,
+    refuse_sharded,
+    refuse_with_adapter,
+)
 from attendrop.methods.core.context import (
     ComputeLoss,
     Processes,
@@ -204,7 +210,7 @@ class Regularization:
                 how = "without it" if self._effective else "plainly"
                 logger.warning("Method %s never took effect: the model was fine-tuned %s.%s", method.name, how, hint)
         for state in self.method_state.parts:
-            if self._called and state.searching():
+            if self._called and state.searching:
                 logger.warning(
                     "Training ended after %d of %s planned steps, within the search of method %s: the weights are of "
                     "the search, which it would have discarded. Plan as many optimizer steps as you take.",
@@ -294,7 +300,8 @@ class Regularization:
         methods = [] if self.idle else [state.method for state in self.method_state.parts]
         epoch = self.epoch or 0
         taking_part = [method for method in methods if method.takes_part(epoch)]  # those that act, or observe it
-        self._statistics.begin([method.source for method in taking_part if method.active(epoch)])
+        self._statistics.passes += 1
+        self._statistics.active.update(method.source for method in taking_part if method.active(epoch))
         if not taking_part:
             return run(batch, None)
         if self.adapter is not None or self.method.defines("penalty") or self.method.defines("loss"):

@@ -246,9 +246,7 @@ class RegularizedTrainer(Trainer):
                     self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, self.args.seed)
                 case "eval":
                     if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-                        raise AttendropError(
-                            f"{self.regularizer.rewarded_by} needs one eval_dataset; or pass reward_dataset."
-                        )
+                        raise AttendropError("reward_data='eval' needs one eval_dataset; or pass reward_dataset.")
                     self.reward_dataset = self.eval_dataset
         if self.args.train_sampling_strategy == "group_by_length" and is_stream(self.train_dataset):
             raise AttendropError(
@@ -268,8 +266,8 @@ class RegularizedTrainer(Trainer):
             )
         if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
             raise AttendropError(
-                f"{self.regularizer.rewarded_by} scores models on labelled rows that are drawn at random, and those "
-                "given are a stream; pass a reward_dataset with random access."
+                f"reward_data={self.regularizer.rewarded_on()!r} scores models on labelled rows that are drawn at "
+                "random, and those given are a stream; pass a reward_dataset with random access."
             )
 
     def labelled(self, rows: Any) -> LabelledRows | None:
@@ -547,7 +545,9 @@ class RegularizedTrainer(Trainer):
     # is the best.
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        if self._regularization is not None and self._regularization.method_state.searching():
+        if self._regularization is not None and any(
+            state.searching for state in self._regularization.method_state.parts
+        ):
             return False
         is_best = super()._determine_best_metric(metrics, trial)
         if is_best:

@@ -1,11 +1,12 @@
-"""What a method is: its facts, its options, and its state during a run."""
+"""What a method is: its facts, its options, and its state during a run; and a composition of several."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import update_wrapper
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.options import check_options, read_option
-from attendrop.support.models import Batch
+from attendrop.support.models import Batch, number_of_rows
 
 # Traits, to which rules refer.
 ANY = "any method"
@@ -45,29 +46,26 @@ class MethodInfo:
     Attributes:
         name: Name on the command line and in checkpoints: letters, digits, ``-`` and ``_``.
         summary: Description in one line.
-        paper: Source, as "Authors (year), title"; empty if there is none.
+        paper: Source, as "Authors (year), title".
         link: Address of the paper.
-        evidence: How it compared with plain fine-tuning when measured, for logs and documentation: for each measured
-            setting, the options that are not the defaults, and a sentence. Logs quote it for exactly that setting.
+        evidence: How it compared with plain fine-tuning: for each measured setting, the options that are not the
+            defaults, and a sentence. Logs quote it for exactly that setting.
         compared: Whether comparisons include it where no methods are named.
         acts_on: Some of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
             ``parameters``, ``gradients`` and ``loss``.
-        forward: Forward passes per step; plain fine-tuning takes one.
-        backward: Backward passes per step.
+        forward, backward: Passes per step; plain fine-tuning takes one of each.
         state: State kept between steps.
         tasks: Supported tasks.
         units: The units whose dropped fraction is logged.
-        order: Position among several methods that change or read the same thing, such as the batch, the outputs of
-            heads or weights: lower numbers come first, then names. The order within a composition has no effect.
+        order: Position among several methods that change or read the same thing: lower numbers come first, then names.
         traits: Traits that restrict combinations, mapped to the option value under which the method has them:
             ``"where=weights"``, ``"structure above 0"``; empty if always. ``DECIDES_PASSES`` is not declared: a method
             has it if it, or its state, defines ``loss``.
         rules: The method's own compatibility rules.
         uses_attention: Whether it needs a model with supported attention layers; if False, any model works.
-        self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
-            are none, those of the decoder.
-        edits_pretrained_weights: Whether it changes weights of the model even if they are frozen. A PEFT adapter is
-            saved without them, so the method is refused with an adapter.
+        self_attention_only: Whether it acts on the self-attention of the encoder only, or, without one, the decoder.
+        edits_pretrained_weights: Whether it changes weights even if they are frozen; refused with a PEFT adapter, which
+            is saved without them.
         reads_weights: Whether its penalty is computed from weights of the model itself.
         skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
         needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.
@@ -105,11 +103,8 @@ class MethodInfo:
 
     def measured(self) -> str:
         """Return the evidence in sentences that name the setting of each; empty if there is none."""
-        found = []
-        for options, sentence in self.evidence:
-            setting = " ".join(f"{name}={value}" for name, value in options.items()) or "the defaults"
-            found.append(f"Measured with {setting}: {sentence}")
-        return " ".join(found)
+        lines = ((" ".join(f"{name}={value}" for name, value in found.items()), text) for found, text in self.evidence)
+        return " ".join(f"Measured with {setting or 'the defaults'}: {text}" for setting, text in lines)
 
 
 RULES = (
@@ -132,12 +127,7 @@ def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
 
 @dataclass(frozen=True)
 class Preset:
-    """Options of a method in a published setting.
-
-    Attributes:
-        training: Options of the run, such as ``max_length``, that differ from the setting's defaults.
-        options: Options of the method.
-    """
+    """Options of the run (``training``) and of the method in a published setting, where they are not its defaults."""
 
     training: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -145,12 +135,9 @@ class Preset:
 
 @dataclass(frozen=True)
 class LayerRanking:
-    """Ranking of layers for pruning.
+    """Ranking of layers for pruning: those with the highest ``drop_fractions``, by layer key, are pruned first.
 
-    Attributes:
-        ranked_by: Name of the criterion, for reports.
-        drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
-        significant: Whether the fractions are statistically significant; otherwise they are used on request only.
+    ``ranked_by`` names the criterion, for reports. Fractions that are not ``significant`` are used on request only.
     """
 
     ranked_by: str
@@ -162,8 +149,11 @@ class MethodState:
     """State of a method during a run. This base class is stateless.
 
     The time line of a step: for each micro-batch :meth:`loss`, which calls :meth:`batch`, :meth:`plan` and
-    :meth:`penalty`; then :meth:`edit_gradients`; then, after the optimizer's step, :meth:`after_step`.
+    :meth:`penalty`; then :meth:`edit_gradients`; then, after the optimizer's step, :meth:`after_step`. ``searching``
+    says that the current weights will be discarded, so that their scores are not a result.
     """
+
+    searching = False
 
     def __init__(self, method: Method, training: TrainingContext | None = None) -> None:
         self.method = method
@@ -204,10 +194,6 @@ class MethodState:
         """Update the state after the ``steps_taken``-th optimizer step; returns metrics to log, if any."""
         return {}
 
-    def searching(self) -> bool:
-        """Return whether the current weights will be discarded, so that their scores are not a result."""
-        return False
-
     def finish(self) -> dict[str, float]:
         """Complete pending updates after the last step, even if it is early; returns metrics to log, if any."""
         return {}
@@ -247,15 +233,18 @@ class Method:
     :meth:`plan` or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that
     has state, or acts on parameters or gradients, names its own subclass of :class:`MethodState`.
 
+    An option ``layers`` selects the attention layers, or blocks, to act on: ``"all"``, ``"first"``, numbers, or a kind,
+    see :func:`attendrop.attention.layers.select_layers`.
+
     Attributes:
         info: Facts of the method.
         name: Name on the command line and in checkpoints, that of ``info``.
+        state_class: Class of its state.
     """
 
     info: ClassVar[MethodInfo]
     name: ClassVar[str]
     state_class: ClassVar[type[MethodState]] = MethodState
-    """Class of its state."""
 
     def __init_subclass__(cls) -> None:
         if "info" in vars(cls):
@@ -287,10 +276,7 @@ class Method:
         return self.state_class(self, training)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
-        """Change a model before its head is initialised from its features; not called when a run is resumed.
-
-        The state of the method makes the same change in the first step.
-        """
+        """Change a new model, as the state does in the first step, before its head is initialised from its features."""
 
     # When and where it acts.
 
@@ -303,15 +289,13 @@ class Method:
         return self.active(epoch) or self.needs_rows
 
     def needs_epoch(self) -> bool:
-        """Return whether the method acts in some epochs only; looks at the first hundred."""
-        return self.regularized_epochs(0) is not None and not all(map(self.active, range(100)))
+        """Return whether a part of the method acts in some epochs only; looks at the first hundred."""
+        acting = [part for part in self.parts if part.regularized_epochs(0) is not None]
+        return any(not all(map(part.active, range(100))) for part in acting)
 
     def regularized_epochs(self, num_epochs: int) -> list[int] | None:
-        """Return the epochs, from 0, in which the method is active; None for a method that never regularises.
-
-        A method that needs records of rows has none in the first epoch.
-        """
-        first = int(all(part.needs_rows for part in self.parts))
+        """Return the epochs, from 0, in which the method is active; None for a method that never regularises."""
+        first = int(all(part.needs_rows for part in self.parts))  # there are no records in the first epoch
         return [epoch for epoch in range(first, num_epochs) if self.active(epoch)]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
@@ -322,10 +306,7 @@ class Method:
     # Data that it needs.
 
     def for_data(self, classes: int, rows: int) -> Method:
-        """Resolve options that depend on the training data: its ``rows`` and text ``classes`` (1 for other tasks).
-
-        The data is split before this is called, so the rows for rewards must not depend on it.
-        """
+        """Resolve options, except those of rewards, by the training ``rows`` and text ``classes`` (1: other tasks)."""
         return self
 
     @property
@@ -334,21 +315,15 @@ class Method:
         return False
 
     def rewarded_on(self) -> str | None:
-        """Return the labelled rows on which models are scored during training: the option ``reward_data``.
+        """Return the option ``reward_data``: models are scored on rows held out for it, ``"split"``, or on ``"eval"``.
 
-        ``"split"``: rows held out for this purpose only; ``"eval"``: the development set. None without the trait
-        ``SCORES_ROWS``.
+        None without the trait ``SCORES_ROWS``.
         """
         return next((getattr(part, "reward_data", None) for part in self.parts if part.has(SCORES_ROWS)), None)
 
     def rewarded_fraction(self) -> float:
         """Return the fraction of the training rows to hold out for ``"split"``."""
         return max(getattr(part, "reward_fraction", 0.0) for part in self.parts)
-
-    @property
-    def rewarded_by(self) -> str:
-        """Return the option that needs the rows of :meth:`rewarded_on`, for messages."""
-        return f"reward_data={self.rewarded_on()!r}"
 
     # Its published settings, and what it reports of a run.
 
@@ -383,14 +358,11 @@ class Method:
 
     def options(self) -> dict[str, Any]:
         """Return the options as JSON-serialisable values; raises AttendropError if they cannot be written so."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         try:
-            found: dict[str, Any] = json.loads(
-                json.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
-            )
+            found: dict[str, Any] = json.loads(json.dumps(options))
         except TypeError as error:
-            raise AttendropError(
-                f"Options of method '{self.name}' cannot be written to files as JSON: {error}."
-            ) from None
+            raise AttendropError(f"Options of method '{self.name}' cannot be written as JSON: {error}.") from None
         return found
 
     @property
@@ -466,7 +438,7 @@ def run_pass(
 
 
 def check_state(method: Method, state: object) -> MethodState:
-    """Return what ``start`` of a method returned; raise AttendropError unless it is a state of its ``state_class``."""
+    """Return what a method's ``start`` returned; raise AttendropError unless its ``state_class`` says what it does."""
     if not isinstance(state, MethodState) or not hasattr(state, "method"):
         raise AttendropError(
             f"Method '{method.name}' must return a MethodState from start, made by super().__init__(method)."
@@ -499,3 +471,174 @@ def refuse_with_adapter(method: Method) -> None:
                 f"Method '{part.name}' changes weights of the model itself, which are not saved with an adapter; train "
                 "without an adapter, or with another method."
             )
+
+
+def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = lambda _: None) -> Any:
+    """Make a method that calls a hook of each part, and combines the results, if it has any."""
+
+    def call(self: Any, *args: Any) -> Any:
+        return combine([getattr(part, hook.__name__)(*args) for part in self.parts])
+
+    return update_wrapper(call, hook)
+
+
+def _merged(found: list[Any]) -> dict[str, Any]:
+    return {name: value for each in found for name, value in each.items()}
+
+
+class ComposedState(MethodState):
+    """State of several methods. The training loop takes the metrics of a step from its ``parts``."""
+
+    def __init__(self, method: Method, training: TrainingContext) -> None:
+        super().__init__(method)
+        training = dataclasses.replace(training, act_on_second_model=self._act_on_second_model)
+        self.states: list[MethodState] = []
+        try:
+            for part in method.parts:
+                self.states.append(part.start(training))
+        except BaseException:
+            self.close()
+            raise
+        self.ordered = sorted(self.states, key=lambda state: (state.method.info.order, state.method.name))
+
+    @property
+    def parts(self) -> Sequence[MethodState]:
+        return self.states
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        acting: list[tuple[MethodState, StepContext]] = []
+        leader: MethodState | None = None
+        batch = context.batch
+        for state in self.ordered:
+            if not state.method.takes_part(context.epoch or 0):
+                continue
+            if state.method.defines("loss"):
+                leader = state
+                continue
+            own = self._as_seen_by(state, context, batch)
+            batch = state.batch(own)
+            acting.append((state, own))
+
+        def one_pass(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
+            return run_pass(acting, compute_loss, batch, plan, model)
+
+        if leader is None:
+            return one_pass(batch)
+        return leader.loss(self._as_seen_by(leader, context, batch), one_pass)
+
+    tensors = _of_parts(MethodState.tensors, _merged)
+    restore = _of_parts(MethodState.restore)
+    close = _of_parts(MethodState.close)
+
+    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for state in self.ordered:
+            state.edit_gradients(parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {state.method.name: own for state in self.states if (own := state.state_dict())}
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        return {state.method.name: own for state in self.states if (own := state.rank_state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        for part in self.states:
+            part.load_state_dict(state.get(part.method.name, {}), rank_state.get(part.method.name, {}))
+
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        kept = list(batches)
+        return _merged([state.final_report(kept) for state in self.states])
+
+    def _act_on_second_model(self, model: nn.Module) -> Any:
+        """Apply all methods except the one that trains this model."""
+        others = [state for state in self.ordered if not state.method.defines("loss")]
+        for state in others:
+            state.act_on_second_model(model)
+        parameters = dict(model.named_parameters())
+
+        def before_step() -> None:
+            for state in others:
+                state.edit_gradients(parameters)
+
+        return before_step
+
+    def _as_seen_by(self, state: MethodState, context: StepContext, batch: Batch) -> StepContext:
+        copies = number_of_rows(batch) // context.key.rows
+        key = dataclasses.replace(context.key, salt=f"{state.method.name}/", copies=copies)
+        return dataclasses.replace(context, batch=batch, key=key, source=state.method.source)
+
+
+@dataclass(frozen=True, init=False)
+class Compose(Method):
+    """Composition of several methods.
+
+    At each attention layer the drop masks of all methods are combined; penalties are summed; edits of parameters,
+    gradients and the batch are all applied, in the declared order (:attr:`MethodInfo.order`), so that ``a+b`` and
+    ``b+a`` are equal. Each method samples independently, follows its own epoch schedule, and logs under its own name.
+    On the command line: ``--method ad-drop+r-drop --set ad-drop.p=0.3``.
+
+    Example:
+        >>> trainer = RegularizedTrainer(model=model, args=args, regularizer=Compose(ADDrop(p=0.3), RDrop(alpha=1.0)))
+
+    Args:
+        *methods: Two or more different methods.
+
+    Raises:
+        AttendropError: There are fewer than two methods, one is given twice, or two of them cannot be combined.
+    """
+
+    state_class = ComposedState
+
+    methods: tuple[Method, ...]
+
+    def __init__(self, *methods: Method) -> None:
+        flat = tuple(part for method in methods for part in method.parts)
+        if len(flat) < 2:
+            raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
+        object.__setattr__(self, "methods", flat)
+        any_of: dict[str, Any] = {
+            fact: any(getattr(part.info, fact) for part in flat)
+            for fact in ("uses_attention", "skips_parameters", "needs_loss_scale")
+        }
+        info = MethodInfo("+".join(part.name for part in flat), "several methods at once", **any_of)
+        object.__setattr__(self, "info", info)
+        object.__setattr__(self, "name", info.name)
+        refuse_conflicts(flat)
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        return self.methods
+
+    def for_data(self, classes: int, rows: int) -> Compose:
+        return Compose(*(part.for_data(classes, rows) for part in self.methods))
+
+    @property
+    def needs_rows(self) -> bool:
+        return any(part.needs_rows for part in self.methods)
+
+    prepare = _of_parts(Method.prepare)
+    active = _of_parts(Method.active, any)
+    defines = _of_parts(Method.defines, any)
+    dropout_steps = _of_parts(Method.dropout_steps, lambda found: [*chain.from_iterable(found)])
+    summary_lines = _of_parts(Method.summary_lines, _merged)
+    layer_ranking = _of_parts(Method.layer_ranking, lambda found: next((each for each in found if each), None))
+
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+        acting = [part for part in self.methods if part.info.uses_attention]
+        found = {layer for part in acting for layer in part.selected_layers(attention_layers)}
+        return [layer for layer in attention_layers if layer in found]
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of each method, by its name."""
+        return {part.name: part.options() for part in self.methods}
+
+
+def refuse_conflicts(methods: Sequence[Method]) -> None:
+    """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
+    rules = rules_among(method.info.rules for method in methods)
+    for number, one in enumerate(methods):
+        for other in methods[:number]:
+            if one.name == other.name:
+                raise AttendropError(f"Method '{one.name}' is given twice; give it once.")
+            for rule in rules:
+                if (one.has(rule.one) and other.has(rule.other)) or (one.has(rule.other) and other.has(rule.one)):
+                    raise AttendropError(f"'{other.name}' and '{one.name}' cannot be combined. {rule.reason}")

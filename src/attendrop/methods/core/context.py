@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import digits
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.support.models import Batch, model_inputs
+
+if TYPE_CHECKING:
+    from attendrop.attention.adapter import ModelAdapter
 
 
 class ComputeLoss(Protocol):
@@ -66,23 +69,23 @@ class LabelledData(Protocol):
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """Context of a training run, passed to :meth:`Method.start`.
+    """Context of a training run, passed to :meth:`Method.start`; what is not known, or not there, is None.
 
     Attributes:
         model: The model without wrappers.
         seed: Seed of the method's random numbers.
         processes: The distributed process group.
-        total_steps: Number of optimizer steps planned, if known.
-        optimizer: The model's optimizer, if known.
-        max_grad_norm: Norm to which gradients are clipped, if any.
-        scaler: The gradient scaler of float16 training, if any.
-        reward_data: Rows to score models on, if any.
-        train_data: The training rows, if known.
+        total_steps: Number of optimizer steps planned.
+        optimizer: The model's optimizer.
+        max_grad_norm: Norm to which gradients are clipped.
+        scaler: The gradient scaler of float16 training.
+        reward_data: Rows to score models on.
+        train_data: The training rows.
         evaluate: Computes the mean loss of a model on a batch, and its outputs, in the model's own mixed precision
             unless within :func:`attendrop.attention.hooks.in_full_precision`. A third argument is a plan for the
             pass, bound to the model.
-        metric: Computes a score (higher is better) from logits and their labelled batch, if any.
-        mask_token: Id of the mask token, if any.
+        metric: Computes a score (higher is better) from logits and their labelled batch.
+        mask_token: Id of the mask token.
         special_tokens: Ids of tokens that are never masked.
         act_on_second_model: Applies the other methods of a composition to a second model that this method trains.
             Returns a function to call before each step of its optimizer.
@@ -125,61 +128,60 @@ class LayerCounts:
 class RunningStatistics:
     """Statistics of the training passes, kept on their device to avoid synchronization.
 
-    ``active`` is the number of ``passes`` in which each source was active. ``counts`` holds the numbers of dropped and
-    of possible units by ``source/layer``, and ``notes`` the sum and number of values by ``source/name``.
+    ``active`` is the number of ``passes`` in which each source was active. ``sums`` holds pairs: the numbers of dropped
+    and of possible units by ``SOURCE/dropped/LAYER``, and the sum and number of values by ``SOURCE/NAME``.
     """
 
     def __init__(
         self,
         passes: int = 0,
         active: Mapping[str, int] | None = None,
-        counts: Mapping[str, Sequence[float]] | None = None,
-        notes: Mapping[str, Sequence[float]] | None = None,
+        sums: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self.passes = passes
         self.active = Counter(active)
-        # By the names of layers that are counted together, ``(layers, 2)``; what passes have counted since `settle`.
-        self._sums = {(name,): torch.tensor([pair]) for name, pair in (counts or {}).items()}
-        self._pending: list[LayerCounts] = []
-        self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
+        self._sums: dict[tuple[str, ...], Tensor] = {}  # by the names that are counted together, ``(names, 2)``
+        for name, pair in (sums or {}).items():
+            self.add([name], torch.tensor([pair], dtype=torch.float64))
+        self._pending: list[tuple[int, LayerCounts]] = []  # with the number of the pass
 
     @property
-    def counts(self) -> dict[str, Tensor]:
-        """Numbers of dropped and of possible units, ``(2,)``, by ``source/layer``."""
-        self._settle()
+    def sums(self) -> dict[str, Tensor]:
+        """Pairs of numbers, ``(2,)``, by name."""
+        self._settle(math.inf)
         found: dict[str, Tensor] = {}
         for names, pairs in self._sums.items():
             for name, pair in zip(names, pairs, strict=True):
-                add_to(found, name, pair)
+                found[name] = pair + found[name].to(pair.device) if name in found else pair
         return found
+
+    def add(self, names: Sequence[str], pairs: Tensor) -> None:
+        """Add pairs of numbers, ``(names, 2)``, to those of their names."""
+        key = tuple(names)
+        self._sums[key] = pairs + self._sums[key].to(pairs.device) if key in self._sums else pairs
 
     def count(self, counts: LayerCounts) -> None:
         """Add the counts of layers, once the pass has shown which of them run."""
-        self._pending.append(counts)
+        self._settle(self.passes)
+        self._pending.append((self.passes, counts))
 
-    def _settle(self) -> None:
-        for each in self._pending:
-            if ran := sorted(each.ran):
+    def _settle(self, before: float) -> None:
+        """Add what passes have counted that began before a number of them."""
+        for began, each in self._pending:
+            if began < before and (ran := sorted(each.ran)):
                 pairs = each.pairs if len(ran) == len(each.names) else each.pairs[ran]
-                add_to(self._sums, tuple(each.names[place] for place in ran), pairs)
-        self._pending = []
-
-    def begin(self, acting: Sequence[str]) -> None:
-        """Count a pass in which these sources are active."""
-        self._settle()
-        self.passes += 1
-        self.active.update(acting)
+                self.add([each.names[place] for place in ran], pairs)
+        self._pending = [pending for pending in self._pending if pending[0] >= before]
 
     def took_effect(self, source: str) -> bool:
         """Return whether a source was active in a pass and, if it counts dropped units, dropped any."""
-        counts = [pair for name, pair in self.counts.items() if name.partition("/")[0] == source]
+        counts = [pair for name, pair in self.sums.items() if name.startswith(f"{source}/dropped/")]
         return self.active[source] > 0 and (not counts or any(pair[0] > 0 for pair in counts))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor arguments that restore this object, as plain values."""
-        counts = {key: pair.tolist() for key, pair in self.counts.items()}
-        notes = {key: pair.tolist() for key, pair in self.notes.items()}
-        return {"passes": self.passes, "active": dict(self.active), "counts": counts, "notes": notes}
+        sums = {name: pair.tolist() for name, pair in self.sums.items()}
+        return {"passes": self.passes, "active": dict(self.active), "sums": sums}
 
     @classmethod
     def merged(cls, states: Iterable[Mapping[str, Any]]) -> RunningStatistics:
@@ -188,10 +190,8 @@ class RunningStatistics:
         for each in (cls(**state) for state in states):
             found.passes += each.passes
             found.active.update(each.active)
-            for name, pair in each.counts.items():
-                add_to(found._sums, (name,), pair[None])
-            for name, pair in each.notes.items():
-                add_to(found.notes, name, pair)
+            for name, pair in each.sums.items():
+                found.add([name], pair[None])
         return found
 
     def summary(
@@ -202,34 +202,23 @@ class RunningStatistics:
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
-        own_counts = self.counts
-        known = gather((list(own_counts), list(self.notes)))
+        own_sums = self.sums
+        known = {name for names in gather(list(own_sums)) for name in names}
         # Layers of a kind in the order of their numbers.
-        counts = sorted({key for each, _ in known for key in each}, key=lambda key: (key.rstrip(digits), len(key), key))
-        notes = sorted({key for _, each in known for key in each})
+        names = sorted(known, key=lambda name: (name.rstrip(digits), len(name), name))
         pairs = [torch.tensor([self.active[source], self.passes]) for source in sources]
-        pairs += [own_counts.get(key, torch.zeros(2)).cpu() for key in counts]
-        pairs += [self.notes.get(key, torch.zeros(2)).cpu() for key in notes]
-        summed = total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else []
-        ratios = iter([pair[0] / max(pair[1], 1) for pair in summed])
-        active = {source: next(ratios) for source in sources}
-        of_counts, of_notes = {key: next(ratios) for key in counts}, {key: next(ratios) for key in notes}
-        found = {}
+        pairs += [own_sums.get(name, torch.zeros(2)).cpu() for name in names]
+        summed = iter(total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
+        active, sums = ({name: next(summed) for name in each} for each in (sources, names))
+        found: dict[str, float] = {}
         for source in sources:
-            found[f"{source}/active"] = active[source]
-            own = [i for i, key in enumerate(counts, len(sources)) if key.startswith(f"{source}/")]
-            if own:
-                dropped, possible = (sum(summed[i][column] for i in own) for column in (0, 1))
-                found[f"{source}/dropped"] = dropped / max(possible, 1)
-                layers = [counts[i - len(sources)] for i in own]
-                found |= {f"{source}/dropped/{key.partition('/')[2]}": of_counts[key] for key in layers}
-            found |= {key: ratio for key, ratio in of_notes.items() if key.startswith(f"{source}/")}
+            own = {name: pair for name, pair in sums.items() if name.startswith(f"{source}/")}
+            layers = {name: pair for name, pair in own.items() if name.startswith(f"{source}/dropped/")}
+            ratios = {f"{source}/active": active[source]}
+            if layers:
+                ratios[f"{source}/dropped"] = [sum(column) for column in zip(*layers.values(), strict=True)]
+            found |= {name: pair[0] / max(pair[1], 1) for name, pair in (ratios | layers | own).items()}
         return found
-
-
-def add_to(sums: dict[Any, Tensor], name: Any, pair: Tensor) -> None:
-    """Add a pair of numbers, or several, to those of a name."""
-    sums[name] = pair + sums[name].to(pair.device) if name in sums else pair
 
 
 @dataclass(frozen=True)
@@ -291,7 +280,8 @@ class StepContext:
 
     def report_layers(self, layers: Sequence[str], dropped: Tensor, possible: Tensor) -> LayerCounts:
         """Log the fractions of several layers, numbers of units ``(layers,)``: of those that are marked as run."""
-        counts = LayerCounts([f"{self.source}/{layer}" for layer in layers], torch.stack([dropped, possible], -1))
+        names = [f"{self.source}/dropped/{layer}" for layer in layers]
+        counts = LayerCounts(names, torch.stack([dropped, possible], -1))
         self.statistics.count(counts)
         return counts
 
@@ -302,7 +292,7 @@ class StepContext:
             pair = torch.stack([value, torch.ones_like(value)])
         else:
             pair = torch.tensor([value, 1.0], dtype=torch.float64)
-        add_to(self.statistics.notes, f"{self.source}/{name}", pair)
+        self.statistics.add([f"{self.source}/{name}"], pair[None])
 
     def planned_progress(self) -> float:
         """Return ``progress``; raises AttendropError if it is unknown."""

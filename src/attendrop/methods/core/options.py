@@ -49,12 +49,12 @@ def positive(*, zero: bool = False) -> Range:
 
 def count(least: int = 1) -> Range:
     """Return the range of integers of at least ``least``."""
-    return _checked(f"{least} or more", lambda name, value: check_count(name, value, least))
+    return Range(f"{least} or more", lambda name, value: check_count(name, value, least))
 
 
 def choice(*choices: str) -> Range:
     """Return the range of the given strings."""
-    return _checked(", ".join(each or "''" for each in choices), lambda name, value: check_choice(name, value, choices))
+    return Range(", ".join(each or "''" for each in choices), lambda name, value: check_choice(name, value, choices))
 
 
 def optional(allowed: Range) -> Range:
@@ -65,22 +65,15 @@ def optional(allowed: Range) -> Range:
 def _number(text: str, inside: Callable[[float], bool], more: str = "") -> Range:
     """Return the range of the numbers that are ``inside``, as ``text`` says; errors also say ``more``."""
 
-    def check(name: str, value: Any) -> None:
+    def kept(name: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not inside(value):
             raise AttendropError(f"{name}={value!r} must be {text}{more}.")
-
-    return _checked(text, check)
-
-
-def _checked(text: str, check: Callable[[str, Any], None]) -> Range:
-    def kept(name: str, value: Any) -> Any:
-        check(name, value)
         return value
 
     return Range(text, kept)
 
 
-SWITCH = _checked("true or false", check_switch)
+SWITCH = Range("true or false", check_switch)
 LAYERS = Range(
     "all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)",
     lambda name, value: checked_layers(value),

@@ -16,8 +16,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError, suggestion
 from attendrop.methods import builtin
-from attendrop.methods.core.base import Method, MethodInfo
-from attendrop.methods.core.compose import Compose
+from attendrop.methods.core.base import Compose, Method, MethodInfo
 from attendrop.methods.core.options import read_option
 
 logger = logging.getLogger(__name__)
@@ -31,8 +30,8 @@ def register_method(method: type[Method]) -> type[Method]:
 
     Raises:
         AttendropError: It is not a :class:`Method` subclass, or lacks its ``info``; the name has characters other than
-            letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent), except by an
-            earlier definition of the same class, for example when a notebook cell runs again.
+            letters, digits, ``-`` and ``_`` (which are equivalent); or the name is taken, except by an earlier
+            definition of the same class, as when a notebook cell runs again.
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise AttendropError(f"{method!r} is not a method; derive the class from attendrop.extend.Method.")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from attendrop.attention.blocks import input_dim, is_projection
 from attendrop.attention.hooks import ModuleHooks
@@ -116,8 +115,7 @@ class WeightMixing(MethodState):
     def batch(self, context: StepContext) -> Batch:
         if self.names is None:
             self.names = self.choose(context)
-            for model in self._models:
-                self._swapped.append(ParameterOverride(model, self.names, self._mixed))
+            self._swapped = [ParameterOverride(model, self.names, self._mixed) for model in self._models]
         now = (context.key.seed, context.key.step)
         if now != self._seed_and_step:
             self._masks.clear()
@@ -235,39 +233,25 @@ def projection_weights(model: nn.Module) -> list[str]:
     """Return the names of the trainable weights of linear layers, except for the head, which is not pre-trained."""
     known = {name for name, _ in model.named_parameters()}  # a shared parameter has one name
     found = []
-    for name, module in _below_the_head(model):
+    for name, module in below_the_head(model):
         weight = module._parameters.get("weight")
         if is_projection(module) and weight is not None and weight.requires_grad and f"{name}.weight" in known:
             found.append(f"{name}.weight")
     return found
 
 
-def layer_parameters(model: nn.Module) -> list[str]:
-    """Return the names of the layers' parameters; of layers that are not in a ``ModuleList``, of all but the head's."""
-    names = [name for name, _ in model.named_parameters()]
-    lists = [f"{name}." for name, module in _below_the_head(model) if isinstance(module, nn.ModuleList)]
-    found = [name for name in names if any(name.startswith(prefix) for prefix in lists)]
-    return found or pretrained_parameters(model)
-
-
 def pretrained_parameters(model: nn.Module) -> list[str]:
     """Return the names of all parameters except those of the head, which is not pre-trained."""
     own = transformers_model(model)
     found = set(getattr(own, "base_model", own).parameters(recurse=False))
-    found.update(parameter for _, module in _below_the_head(model) for parameter in module.parameters(recurse=False))
+    found.update(parameter for _, module in below_the_head(model) for parameter in module.parameters(recurse=False))
     return [name for name, parameter in model.named_parameters() if parameter in found]
 
 
-def embedding_weights(model: nn.Module) -> set[str]:
-    """Return the names of the weights that are used for lookups only, so that few rows have a gradient."""
-    found = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    # A weight shared with an output projection has a gradient in every row.
-    dense = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    return {name for name, parameter in model.named_parameters() if parameter in found - dense}
-
-
-def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over the modules of the pre-trained part, with their names in the whole model."""
+    from transformers import PreTrainedModel
+
     own = transformers_model(model)
     base = getattr(own, "base_model", own)
     prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")

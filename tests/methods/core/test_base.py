@@ -1,16 +1,16 @@
-"""Several methods at once: what adds up, what stays apart, what is refused."""
+"""What follows from the functions that methods and their states define; compositions, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import combinations
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import zoo
-from helpers.table import TABLE, given
 from helpers.training import trainer_of, weights
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from attendrop import (
     AttendropError,
     Compose,
     FineTune,
+    HiddenCut,
     LayerDrop,
     Method,
     Mixout,
@@ -30,11 +31,14 @@ from attendrop import (
     Vanilla,
     regularize,
 )
-from attendrop.attention.plan import CombinedPlan
-from attendrop.methods.core.base import DECIDES_PASSES, MethodInfo, rules_among
-from attendrop.methods.core.context import StepContext
+from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.methods.consistency import repeat_rows
+from attendrop.methods.core.base import DECIDES_PASSES, REPLACES_DROPOUT, MethodInfo, MethodState, rules_among
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.options import SWITCH, option
 from attendrop.methods.core.registry import build_method, get_method, method_names
-from attendrop_methods import ConcreteDropout, DropConnect
+from attendrop.support.models import Batch
+from attendrop_methods import L2SP, ConcreteDropout, DropConnect, LearnableBernoulli
 
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 
@@ -104,41 +108,21 @@ def test_a_composition_resumes_with_the_state_of_each(tmp_path: Path) -> None:
     zoo.assert_same(weights(whole), weights(resumed))
 
 
-# Those that change the same thing in turn, the batch or what heads put out; `make test-slow` runs the other pairs.
-TELLING = [("r-drop", "unidrop"), ("alpha-dropout", "drophead"), ("alpha-dropout", "headmask")]
-PAIRS = [pair for pair in combinations(method_names(), 2) if pair not in TELLING and pair[::-1] not in TELLING]
-
-
-# --- Refusals and names
-
-
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ((ADDrop(),), r"two or more methods, not 1"),
-        ((ADDrop(), ADDrop(p=0.4)), r"'ad-drop' is given twice"),
-        ((ADDrop(), FineTune()), r"'ad-drop' and 'finetune' cannot be combined\. Plain fine-tuning adds nothing"),
-        ((Mixout(), DropConnect()), r"'mixout' and 'dropconnect' cannot be combined\. Both replace the parameters"),
-    ],
-)
-def test_combinations_without_a_meaning_are_refused(methods: tuple[Method, ...], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        Compose(*methods)
-
-
 def test_compositions_are_flattened_and_named_after_their_parts() -> None:
     method = Compose(Compose(ALWAYS, RDrop()), Mixout())
     assert method.name == "ad-drop+r-drop+mixout"
     assert [part.name for part in method.parts] == ["ad-drop", "r-drop", "mixout"]
     assert method == Compose(ALWAYS, RDrop(), Mixout())
     assert method != Compose(ALWAYS, RDrop(), Mixout(p=0.8))
+    for methods, message in (((ADDrop(),), "two or more methods, not 1"), ((ADDrop(), ADDrop(p=0.4)), "given twice")):
+        with pytest.raises(AttendropError, match=message):
+            Compose(*methods)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"ad-drop.p": "0.4", "r-drop.alpha": "2"},
-        {"ad_drop.p": 0.4, "r_drop.alpha": 2.0},
         {"ad-drop": {"p": 0.4}, "r-drop": {"alpha": 2.0}},
     ],
 )
@@ -148,45 +132,11 @@ def test_compositions_are_built_from_text(options: dict[str, Any]) -> None:
     assert build_method(built.name, built.options()) == built
 
 
-# --- Pairs: each trains, or is refused by the table of rules
-
-
-SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
-OF_TABLE = {
-    f"{one}+{other}": (first, second)
-    for (one, first), (other, second) in combinations(SINGLE, 2)
-    if first.name != second.name
-}
-# Enough to notice when composition as such breaks; the others are slow.
-SAMPLE = list(OF_TABLE)[:: len(OF_TABLE) // 12]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [pytest.param(*pair, id=name, marks=[] if name in SAMPLE else pytest.mark.slow) for name, pair in OF_TABLE.items()],
-)
-def test_a_pair_trains_or_is_refused_when_composed(one: Method, other: Method) -> None:
-    try:
-        method = Compose(one, other)
-    except AttendropError as refused:
-        assert "cannot be combined" in str(refused)
-        return
-    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
-    needed = given(model, batch)
-    with regularize(model, method, **needed) as reg:
-        for _ in range(2):
-            loss = reg.loss(batch)
-            loss.backward()
-            needed["optimizer"].step()
-            needed["optimizer"].zero_grad()
-            reg.step()
-            assert loss.isfinite()
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
+        (ADDrop(), FineTune(), "Plain fine-tuning adds nothing"),
+        (Mixout(), DropConnect(), "Both replace the parameters"),
         (AttendOut(), SCAL(), "Both control the passes"),
         (AttendOut(), SuperT(), "Both replace the model's weights"),
         (SuperT(), Mixout(), "restores pre-trained values"),
@@ -212,3 +162,127 @@ def test_a_rule_names_methods_that_there_are() -> None:
             assert rule in rules_among(cls.info.rules for cls in classes)
             assert {rule.one, rule.other} <= known | {"any method"}, rule
             assert rule.one == method.info.name
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (ADDrop(attribution="recorded"), set()),
+        (HiddenCut(), {"loss"}),
+        (LearnableBernoulli(), {"loss", "penalty"}),
+        (Compose(RDrop(), L2SP()), {"penalty", "edit_gradients"}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)
+def test_what_a_method_does_follows_from_what_it_or_its_state_defines(method: Method, expected: set[str]) -> None:
+    assert {name for name in ("loss", "penalty", "edit_gradients") if method.defines(name)} == expected
+
+
+class OwnState(MethodState):
+    """Takes the pass that everyone takes."""
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        return super().loss(context, compute_loss)
+
+
+@dataclass(frozen=True)
+class Own(Method):
+    """A custom method whose state is not known before it starts."""
+
+    info = MethodInfo("own")
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return OwnState(self)
+
+
+@pytest.mark.parametrize("method", [Own(), Compose(Own(), HiddenCut()), Compose(Own(), Vanilla())])
+def test_a_state_that_does_more_than_its_method_says_is_refused_in_words(method: Method) -> None:
+    message = "Method 'own': its state defines loss, which must be known .* state_class = OwnState"
+    with pytest.raises(AttendropError, match=message), regularize(zoo.build("bert"), method):
+        pass
+
+
+@dataclass(frozen=True)
+class Twice(Method):
+    """Repeats each row, and leaves the pass to the default."""
+
+    info = MethodInfo("own")
+    state_class = OwnState
+
+    def batch(self, context: StepContext) -> Batch:
+        return repeat_rows(context.batch, 2)
+
+
+def test_a_loss_that_leaves_the_pass_to_the_default_works_beside_others() -> None:
+    """Also its batch is made, and made once."""
+    batch = zoo.batch_of("bert")
+    for method in (Twice(), Compose(Twice(), Vanilla())):
+        rows = []
+        model = zoo.build("bert")
+        model.register_forward_hook(lambda module, args, output, rows=rows: rows.append(len(output.logits)))
+        with regularize(model, method) as reg:
+            reg.loss(batch)
+            rows.clear()
+            reg.loss(batch)
+            logs = reg.logs()
+        assert rows == [2 * len(batch["labels"])]
+        assert ("vanilla/dropped" in logs) == (len(method.parts) == 2)
+
+
+@dataclass(frozen=True)
+class Switched(Method):
+    """Replaces the model's dropout if it is told to."""
+
+    info = MethodInfo("switched", traits={REPLACES_DROPOUT: "hard=true"})
+    hard: bool = option(False, SWITCH)
+
+
+def test_a_trait_may_depend_on_an_option() -> None:
+    for hard, combines in ((True, False), (False, True)):
+        refused: Any = nullcontext() if combines else pytest.raises(AttendropError)
+        with refused:
+            Compose(Switched(hard=hard), Vanilla(where="weights"))
+
+
+@dataclass(frozen=True)
+class Planned(Method):
+    """Has a plan although it says that it acts on no attention."""
+
+    info = MethodInfo("planned", uses_attention=False)
+
+    def plan(self, context: StepContext) -> Plan:
+        return Plan()
+
+
+@dataclass(frozen=True)
+class Unwritable(Method):
+    """Has an option that no file can hold."""
+
+    info = MethodInfo("unwritable")
+    values: Any = frozenset()
+
+
+def test_states_plans_and_options_of_another_form_are_refused_in_words() -> None:
+    stateless = type("Stateless", (Own,), {"start": lambda self, training: None})()
+    with pytest.raises(AttendropError, match="must return a MethodState"), regularize(zoo.build("bert"), stateless):
+        pass
+    with regularize(zoo.build("bert"), Planned()) as reg, pytest.raises(AttendropError, match="uses_attention=False"):
+        reg.loss(zoo.batch_of("bert"))
+    with pytest.raises(AttendropError, match="'unwritable' cannot be written as JSON"):
+        Unwritable().options()
+
+
+@dataclass(frozen=True)
+class EvenEpochs(Method):
+    """Says by ``active`` alone in which epochs it acts."""
+
+    info = MethodInfo("even-epochs")
+
+    def active(self, epoch: int) -> bool:
+        return epoch % 2 == 0
+
+
+@pytest.mark.parametrize("method", [EvenEpochs(), Compose(EvenEpochs(), HiddenCut())])
+def test_a_method_that_acts_in_some_epochs_needs_the_epoch(method: Method) -> None:
+    with regularize(zoo.build("bert"), method) as reg, pytest.raises(AttendropError, match="acts in some epochs"):
+        reg.loss(zoo.batch_of("bert"))

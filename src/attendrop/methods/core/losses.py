@@ -31,26 +31,28 @@ from attendrop.support.models import Batch
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> tuple[str, list[Tensor]]:
-    """Return the kind of each prediction, and the logits of the labelled items of each head.
+    """Return the kind of each prediction, and the logits of each head, ``(copies, items, outputs)``.
 
-    The kind is that of the outputs, or ``"classes"`` if each token is classified, or each end of an answer. The logits
-    are ``(copies, items, outputs)``, in float32 or float64. An item is a row or, in token-level and
-    sequence-to-sequence models, a labelled token. Answers to questions are compared at the tokens that can be part of
-    one. If the batch has several ``copies`` of each row, these are adjacent.
+    The kind is that of the outputs, or ``"classes"`` if each token is classified, or each end of an answer. An item is
+    a row or, in token-level and sequence-to-sequence models, a labelled token. Copies of a row are adjacent.
 
     Raises:
         AttendropError: The outputs have no logits, or the labels of tokens are missing.
     """
+
+    def by_copy(values: Tensor) -> Tensor:
+        return values.reshape(-1, copies, *values.shape[1:]).transpose(0, 1)
+
     kind = output_kind(model, outputs, batch)
     if kind == SPAN:
-        return CLASSES, [_by_copy(upcast(logits), copies) for logits in answer_logits(outputs, batch)]
+        return CLASSES, [by_copy(upcast(logits)) for logits in answer_logits(outputs, batch)]
     logits: Tensor | None = getattr(outputs, "logits", None)
     if kind is None or logits is None:
         raise AttendropError(
             f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...) here, so its "
             "predictions cannot be compared; use a method that compares none."
         )
-    views = _by_copy(upcast(logits), copies)
+    views = by_copy(upcast(logits))
     if kind != TOKENS:
         return kind, [views]
     labels = aligned_labels(model, logits, batch)
@@ -58,7 +60,7 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
         raise AttendropError(
             "Predictions for tokens are compared at labelled tokens, and the batch has no labels; add them."
         )
-    return CLASSES, [views[:, _by_copy(labels, copies)[0] != -100]]
+    return CLASSES, [views[:, by_copy(labels)[0] != IGNORED]]
 
 
 def divergence(kind: str, one: Tensor, other: Tensor) -> Tensor:
@@ -90,14 +92,6 @@ def spread(kind: str, views: Tensor) -> Tensor:
     return (logs.exp() * (logs - middle)).sum(-1).mean(0)
 
 
-def mean_spread(model: nn.Module, outputs: Sequence[Any], batch: Batch) -> Tensor:
-    """Mean :func:`spread` of the outputs of several passes over ``batch``, over rows or tokens."""
-    found = [predictions(model, each, batch) for each in outputs]
-    kind = found[0][0]
-    heads = [torch.cat(views) for views in zip(*(views for _, views in found), strict=True)]
-    return torch.stack([mean(spread(kind, views)) for views in heads]).mean()
-
-
 def mean_divergence(model: nn.Module, one: Any, other: Any, batch: Batch) -> Tensor:
     """Mean ``KL(P || Q) + KL(Q || P)`` of the predictions of two passes over ``batch``, over rows or tokens.
 
@@ -125,21 +119,20 @@ def with_views(
     """Run the views of a batch, and add their terms to its loss; return the loss, and the unchanged batch's outputs.
 
     ``clean`` are loss and outputs of the unchanged batch. Each view, given by its plan, samples its own dropout.
-    ``gamma`` weighs the mean loss of the views, ``eta`` the :func:`mean_spread` of the predictions of all passes.
+    ``gamma`` weighs the mean loss of the views, ``eta`` the mean :func:`spread` of the predictions of all passes, over
+    rows or tokens.
     """
     loss, outputs = clean
     with forked_rng(context.model):
         views = [compute_loss(context.batch, plan) for plan in plans]
     loss = loss + gamma * torch.stack([loss for loss, _ in views]).mean()
     if eta:
-        divergence = mean_spread(context.model, [outputs, *(outputs for _, outputs in views)], context.batch)
+        found = [predictions(context.model, each, context.batch) for each in (outputs, *(own for _, own in views))]
+        heads = [torch.cat(each) for each in zip(*(own for _, own in found), strict=True)]
+        divergence = torch.stack([mean(spread(found[0][0], head)) for head in heads]).mean()
         context.note("divergence", divergence)
         loss = loss + eta * divergence
     return loss, outputs
-
-
-def _by_copy(values: Tensor, copies: int) -> Tensor:
-    return values.reshape(-1, copies, *values.shape[1:]).transpose(0, 1)
 
 
 def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:

@@ -130,7 +130,7 @@ class RandomMaskPlan(Plan):
             self._edits |= {key: _LayerEdit(call, AttentionEdit(), None, counts, i) for i, key in enumerate(names)}
             return
         drop = _at_valid(stack, found.mask)
-        counts = self._report(stack, drop, stack.valid, found.rows)
+        counts = self._report(stack, drop, found.rows)
         ready: Sequence[ReadyMask | None] = [None] * len(layers)
         if at_a_time:
             ready = ReadyMask.of(stack, drop, whole_rows=found.whole_rows).split(stack)
@@ -205,23 +205,24 @@ class RandomMaskPlan(Plan):
             if not sampled:
                 drop, valid = sample(hidden.shape[2] * hidden.shape[3]), call.valid_queries()
                 sampled.append(drop if valid is None else drop & valid)
-                self._report(call, sampled[0], None, rows).ran.add(0)
+                self.report(call, sampled[0], rows, units=True)
             return act(hidden, sampled[0].view(hidden.shape))
 
         return AttentionEdit(output=output)
 
-    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> Tensor:
+    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None, *, units: bool = False) -> Tensor:
         """Count the valid positions where ``drop``, broadcastable to ``call.shape``, and return their mask.
 
         The fraction is relative to the positions of ``rows``, the queries that have candidates, ``(batch, 1 or heads,
-        query, 1)``; None: those that are not padding.
+        query, 1)``; None: those that are not padding. With ``units``, ``drop`` is one of :meth:`without_units`.
         """
-        drop = _at_valid(call, drop)
-        self._report(call, drop, call.valid, rows).ran.add(0)
+        if not units:
+            drop = _at_valid(call, drop)
+        self._report(call, drop, rows, units=units).ran.add(0)
         return drop
 
-    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> LayerCounts:
-        columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)
+    def _report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None, *, units: bool = False) -> LayerCounts:
+        columns = drop.shape[-1] if units or call.valid is None else call.valid.sum(-1, keepdim=True)
         # Summing bytes is faster than summing booleans. Ranking by attention weights gives candidates to padding rows.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
         rows = call.valid_queries() if rows is None else rows

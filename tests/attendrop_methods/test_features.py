@@ -1,4 +1,4 @@
-"""R3F, SMART and token cutoff: the changes of the word embeddings, and how the passes make up the loss."""
+"""R3F, SMART, token cutoff and UniDrop: the changes of embeddings, features and tokens, and the loss."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import torch
 from helpers import words, zoo
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.bert import modeling_bert
 
 from attendrop import regularize
 from attendrop.methods.core.context import RunningStatistics, StepContext
-from attendrop.randomness.keyed_random import SampleKey
-from attendrop.training.regularization import Regularization
-from attendrop_methods import R3F, SMART, TokenCutoff
+from attendrop.methods.core.registry import build_method
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
+from attendrop_methods import R3F, SMART, TokenCutoff, UniDrop
+from attendrop_methods.features import drop_tokens
 
 LENGTHS = (30, 5, 12)
 
 
-@pytest.mark.parametrize("name", ["bart", "t5"])
-def test_of_an_encoder_decoder_model_the_encoder_is_changed(name: str) -> None:
+def test_of_an_encoder_decoder_model_the_encoder_is_changed() -> None:
     """Also where the decoder shares the embedding: what it embeds stays as it is."""
-    model, batch = zoo.build(name), zoo.batch_of(name)
+    model, batch = zoo.build("t5"), zoo.batch_of("t5")
     module = model.get_decoder().embed_tokens
     decoded = []
     with regularize(model, R3F(scale=0.5)) as reg:
@@ -51,37 +52,16 @@ def test_the_loss_of_r3f(kind: str) -> None:
     assert (sampled.abs().max() <= 1) == (kind == "uniform")
 
 
-def divergence_of(name: str, labels: Tensor | None = None, **config: object) -> tuple[Tensor, Tensor, Tensor]:
-    """The divergence of a step of R3F, and the logits of its passes."""
-    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
-    model.config.update(config)
-    batch |= {} if labels is None else {"labels": labels}
-    logits: list[Tensor] = []
-    regularization = Regularization(zoo.training(model), R3F(scale=0.5))
-    regularization.adapter.trace({**batch})  # type: ignore[union-attr]
-    hook = model.register_forward_hook(lambda module, args, output: logits.append(output.logits.detach()))
-    loss = regularization.loss(batch)
-    hook.remove()
-    regularization.close()
-    return loss.detach() - model(**batch).loss.detach(), logits[0], logits[1]
-
-
 def test_numbers_have_a_squared_difference() -> None:
-    labels = torch.tensor([[0.1, 0.2, 0.3]] * 3, dtype=torch.float64)
-    found, one, other = divergence_of("bert", labels, problem_type="regression")
-    torch.testing.assert_close(found, (one - other).square().sum(-1).mean())
-
-
-def test_several_labels_are_a_sum_of_bernoulli_variables() -> None:
-    labels = torch.tensor([[1.0, 0.0, 1.0]] * 3, dtype=torch.float64)
-    found, one, other = divergence_of("bert", labels, problem_type="multi_label_classification")
-    both = [torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1) for logits in (one, other)]
-    torch.testing.assert_close(found, 3 * words.symmetric_kl(*both))
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    model.config.problem_type = "regression"
+    batch |= {"labels": torch.tensor([[0.1, 0.2, 0.3]] * 3, dtype=torch.float64)}
+    loss, (_, noise) = words.stepped(model, R3F(scale=0.5), batch)
+    outputs, noisy = model(**batch), words.added(model, batch, noise)
+    torch.testing.assert_close(loss, outputs.loss + (outputs.logits - noisy.logits).square().sum(-1).mean())
 
 
 SHORT = (8, 5, 3)
-
-
 LIMITS = {"epsilon": 0.05, "step_size": 0.03, "noise": 0.02}
 
 
@@ -205,3 +185,125 @@ def test_other_tokens_do_not_attend_to_cut_ones(name: str) -> None:
         hook.remove()
     assert (torch.stack(losses) - found).abs().min() < 1e-9
     assert (torch.stack(losses) - found).abs().max() > 1e-3
+
+
+OFF: dict[str, Any] = {"feature": 0, "structure": 0, "token": 0}
+
+
+def only(**options: Any) -> UniDrop:
+    return UniDrop(**{**OFF, **options})
+
+
+def loss_of(model: Any, method: UniDrop, batch: zoo.Batch) -> Tensor:
+    with regularize(model, method) as reg:
+        return reg.loss(batch)
+
+
+def scaled_mask(p: float, key: SampleKey, name: str, shape: tuple[int, ...]) -> Tensor:
+    """0 with probability p, else 1 / (1 - p)."""
+    rows = shape if len(shape) == 4 else (shape[0], 1, shape[1] if len(shape) == 3 else 1, shape[-1])
+    drop = sample_mask(p, key, name, rows, torch.zeros(shape[0], 2, dtype=torch.long), torch.device("cpu"))  # type: ignore[arg-type]
+    return torch.where(drop, 0.0, 1 / (1 - p)).double().view(shape)
+
+
+def without_features(
+    model: Any, batch: zoo.Batch, p: float, places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> Tensor:
+    key, called = SampleKey(0, 0, 0, len(batch["input_ids"])), [0]
+
+    def mask(values: Tensor, name: str) -> Tensor:
+        return values * scaled_mask(p, key, name, tuple(values.shape))
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        layer = f"encoder.{called[0]}"
+        called[0] += 1
+        if 3 in places:
+            named = {"query": query, "key": key, "value": value}
+            query, key, value = (mask(values, f"{name}/{layer}") for name, values in named.items())
+        weights = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + attention_mask).softmax(-1)
+        weights = mask(weights, f"weights/{layer}") if 1 in places else weights
+        return (weights @ value).transpose(1, 2), weights
+
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", attention)
+    hooks = []
+    for i, layer in enumerate(model.bert.encoder.layer):
+        if 2 in places:
+            change = lambda _, args, i=i: (mask(args[0], f"activations/encoder.{i}"),)  # noqa: E731
+            hooks.append(layer.output.dense.register_forward_pre_hook(change))
+    if 4 in places:
+        hooks.append(model.classifier.register_forward_pre_hook(lambda _, args: (mask(args[0], "features"),)))
+    loss: Tensor = model(**batch).loss
+    for hook in hooks:
+        hook.remove()
+    return loss
+
+
+@pytest.mark.parametrize("places", [(1,), (2,), (3,), (4,)], ids=str)
+def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", SHORT)
+    loss = loss_of(model, only(feature=0.3, features=places), batch)
+    plain = model(**batch).loss
+    expected = without_features(model, batch, 0.3, places, monkeypatch)
+    torch.testing.assert_close(loss, expected)
+    assert not torch.isclose(loss, plain)
+
+
+class _Notes:
+    """Stands for a pass."""
+
+    def __init__(self, batch: zoo.Batch, step: int = 0) -> None:
+        self.batch, self.key, self.model = batch, SampleKey(0, step, 0, len(batch["input_ids"])), None
+        self.noted: list[float] = []
+
+    def note(self, name: str, value: Tensor) -> None:
+        self.noted.append(float(value))
+
+
+def test_tokens_are_dropped_in_two_stages() -> None:
+    ids = torch.arange(10, 50).repeat(4000, 1)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    step = _Notes(batch)
+    kept = drop_tokens(step, 0.7, 0.2, ())["attention_mask"][:, 1:-1]  # type: ignore[arg-type]
+    whole = kept.bool().all(1)
+    assert whole.double().mean().item() == pytest.approx(0.7 + 0.3 * 0.8**38, abs=0.03)
+    assert kept[~whole].double().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert step.noted == [pytest.approx(0.3 * 0.2 * 38 / 40, abs=0.005)]
+
+
+@pytest.mark.parametrize(("special", "left"), [((), True), ((7, 8), False)])
+def test_which_tokens_stay(special: tuple[int, ...], left: bool) -> None:
+    ids = torch.tensor([[5, 7, 9, 8, 9, 6], [5, 9, 6, 0, 0, 0], [5, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+    ids = ids.flip(1) if left else ids
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    found = drop_tokens(_Notes(batch), 0, 1, special)["attention_mask"]  # type: ignore[arg-type]
+    expected = torch.isin(ids, torch.tensor([5, 6, *special])).long()
+    assert torch.equal(found, expected)
+    assert torch.equal(batch["attention_mask"], (ids > 0).long())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_positions_stay_where_the_model_counts_them_by_the_mask(masked: bool) -> None:
+    model, batch, found = zoo.build("opt-class"), zoo.batch_of("opt-class", (8, 8)), []
+    if not masked:
+        del batch["attention_mask"]
+    embedding = model.model.decoder.embed_positions
+    embedding.register_forward_hook(lambda *given: found.append(given[2]["position_ids"]), with_kwargs=True)
+    loss_of(model, only(data=0, token=0.5), batch)
+    assert found[-1].tolist() == [list(range(8))] * 2
+
+
+def test_only_the_input_of_an_encoder_loses_tokens() -> None:
+    model, batch = zoo.build("bart"), zoo.batch_of("bart")
+    mask = torch.zeros_like(batch["attention_mask"])
+    for row, length in enumerate(SHORT):
+        mask[row, [0, length - 1]] = 1
+    found = loss_of(model, only(data=0, token=1), batch)
+    torch.testing.assert_close(found, model(**{**batch, "attention_mask": mask}).loss)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("[4, 2]", (2, 4)), (2, (2,)), ("", ())],
+)
+def test_places(given: Any, expected: tuple[int, ...]) -> None:
+    assert build_method("unidrop", {"features": given}) == UniDrop(features=expected)

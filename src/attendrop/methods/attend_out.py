@@ -30,9 +30,9 @@ from attendrop.extend import (
     Method,
     MethodInfo,
     MethodState,
-    ModelAdapter,
     Preset,
     Range,
+    SampleKey,
     StepContext,
     TrainingContext,
     choice,
@@ -46,8 +46,7 @@ from attendrop.extend import (
     token_uniform,
     unit_interval,
 )
-from attendrop.methods.attend_out.generator import Attack, Micro, Players
-from attendrop.methods.attend_out.second_model import SecondModel
+from attendrop.methods.attend_out_networks import Attack, Micro, Players, SecondModel
 from attendrop.support.models import before_step, refuse_graph, to_device
 from attendrop.wording import counted
 
@@ -97,7 +96,12 @@ class GeneratorState(MethodState):
         self.probabilities: dict[str, Tensor] = {}
         self.first: dict[str, Any] = {}  # what the networks are made from, should a resumed run take no further step
         self.players: Players | None = None
-        self._hook = before_step(training.optimizer, self._step)
+
+        def step() -> None:
+            if self.players is not None:
+                self.players.defender.step()
+
+        self._hook = before_step(training.optimizer, step)
         self._learnt: Mapping[str, Mapping[str, Tensor]] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -149,7 +153,7 @@ class GeneratorState(MethodState):
         return {"updates": self.updates, "first": self.first, **self.players.state_dict()}
 
     def rank_state_dict(self) -> dict[str, Any]:
-        steps = [[micro.state_dict() for micro in step] for step in self.period]
+        steps = [[vars(micro) | {"key": vars(micro.key)} for micro in step] for step in self.period]
         return {"period": steps, "probabilities": self.probabilities}
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
@@ -157,15 +161,22 @@ class GeneratorState(MethodState):
             return
         self.updates = state["updates"]
         device = next(self.training.model.parameters()).device
-        self.period = [[Micro.load(found, device) for found in step] for step in rank_state["period"]]
+        self.period = []
+        for step in rank_state["period"]:
+            self.period.append([])
+            for found in step:
+                masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in found["masks"]]
+                moved = {name: to_device(found[name], device) for name in ("batch", "inputs")} | {"masks": masks}
+                self.period[-1].append(Micro(**{**found, **moved, "key": SampleKey(**found["key"])}))
         self.probabilities = to_device(rank_state["probabilities"], device)
         self.players = self._create({**state["first"], "inputs": to_device(state["first"]["inputs"], device)})
         self.players.load_state_dict(state)
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report ``pi`` for ``metrics.json``, see :meth:`Players.drop_fractions`."""
         if self.players is None:
             return {}
+        from attendrop.extend import ModelAdapter
+
         with ModelAdapter(self.training.model) as adapter:
             return {"pruning": {"pi": self.players.drop_fractions(adapter, batches)}}
 
@@ -180,12 +191,7 @@ class GeneratorState(MethodState):
     def close(self) -> None:
         self._hook.remove()
         if self.players is not None:
-            self.players.defender.discard()
-            self.players.defender.optimizer.state.clear()
-
-    def _step(self) -> None:
-        if self.players is not None:
-            self.players.defender.step()
+            self.players.defender.close()
 
     def _create(self, first: dict[str, Any]) -> Players:
         self.first = first
@@ -211,10 +217,9 @@ class GeneratorState(MethodState):
         return metrics
 
     def _merge(self, defender: SecondModel, gaps: Tensor, chance: float) -> bool:
-        """Replace both networks by the survivor; returns whether that is the attacker.
+        """Replace both networks by the survivor, given the attacker's lead on each item and a random number.
 
-        It depends on the ``gaps``, the scores of the attacker less those of the defender on each item, and on
-        ``chance``, a random number from [0, 1).
+        Returns whether that is the attacker.
         """
         match self.method.merge:
             case "attacker":
@@ -233,37 +238,34 @@ class GeneratorState(MethodState):
 
     def _items(self, seed: int) -> list[list[Batch]]:
         """Return this process's part of the batches to score on, for each step of the period."""
-        if self.method.score_on == "train":
-            return [[micro.batch for micro in step] for step in self.period]
-        if self.method.score_on == "noisy_train":
-            return [[self._noisy(micro) for micro in step] for step in self.period]
-        assert self.training.reward_data is not None
-        sampled = self.training.reward_data.sample(seed, len(self.period), self.method.reward_batch_size)
-        processes = self.training.processes  # which all sample alike
-        return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
-
-    def _noisy(self, micro: Micro) -> Batch:
-        """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
-        tokens = micro.batch["input_ids"]
-        valid = real_tokens(micro.batch.get("attention_mask"), tokens.view(-1, tokens.shape[-1]))
-        sampled = token_uniform(micro.key, "noise", valid)
-        noise = (sampled < _NOISE).view(tokens.shape)
-        for special in self.training.special_tokens:
-            noise &= tokens != special
-        assert self.training.mask_token is not None
-        return micro.batch | {"input_ids": tokens.masked_fill(noise, self.training.mask_token)}
+        method, processes = self.method, self.training.processes
+        if method.score_on == "reward_data":
+            assert self.training.reward_data is not None
+            sampled = self.training.reward_data.sample(seed, len(self.period), method.reward_batch_size)  # all alike
+            return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
+        items: list[list[Batch]] = [[micro.batch for micro in step] for step in self.period]
+        if method.score_on == "noisy_train":
+            assert self.training.mask_token is not None
+            for step, batches in zip(self.period, items, strict=True):
+                for number, micro in enumerate(step):  # whatever its padding and its part of the global batch
+                    tokens = micro.batch["input_ids"]
+                    valid = real_tokens(micro.batch.get("attention_mask"), tokens.view(-1, tokens.shape[-1]))
+                    noise = (token_uniform(micro.key, "noise", valid) < _NOISE).view(tokens.shape)
+                    for special in self.training.special_tokens:
+                        noise &= tokens != special
+                    noisy = tokens.masked_fill(noise, self.training.mask_token)
+                    batches[number] = {**micro.batch, "input_ids": noisy}
+        return items
 
 
 @dataclass(frozen=True)
 class AttendOut(Method):
     """Attention dropout learnt from rewards.
 
-    Two copies of the model train on the same batches: the defender with the model's own dropout only, the attacker
-    with additional dropout of attention. Every ``dropout_step`` optimizer steps, a period, both are scored, and the
-    attacker's advantage rewards the generator of that dropout.
-
-    The model is the attacker; a generator network, trained by policy gradient, gives each attention score its
-    probability of being dropped, and both models are merged after each period. Takes about 1.7 times the memory of
+    Two copies of the model train on the same batches: the defender with the model's own dropout only; the attacker,
+    which is the model, with additional dropout of attention, for which a generator network gives each attention score
+    its probability. Every ``dropout_step`` optimizer steps, a period, both are scored, the attacker's advantage rewards
+    the generator, which is trained by policy gradient, and both are merged. Takes about 1.7 times the memory of
     fine-tuning, and a step 2.5 times its time. Needs the model's optimizer and labelled rows to score on; both are
     provided by :class:`attendrop.RegularizedTrainer`.
 
@@ -303,8 +305,7 @@ class AttendOut(Method):
         learn_bias: Whether the logit of that probability is trained.
         generator_learning_rate: Learning rate of the generator's AdamW.
         generator_schedule: ``"constant"``, or ``"linear"`` decay to zero over the generator's updates.
-        layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
-            self-attention, or that of a decoder-only model.
+        layers: Layers to drop in; of these only the encoder's self-attention, or that of a decoder-only model.
         defender_device: Device of the defender, such as ``"cuda:1"``, for parallel training of both; ``"next"`` is the
             first GPU that no process trains on, plus the rank of this process. Empty: the attacker's device.
 
@@ -328,11 +329,7 @@ class AttendOut(Method):
         backward="2",
         state="a second model and its optimizer, a period of batches",
         tasks="all; encoder-decoder: the encoder's self-attention",
-        traits={
-            EXCHANGES_WEIGHTS: "",
-            SECOND_MODEL: "",
-            SCORES_ROWS: "score_on=reward_data",
-        },
+        traits={EXCHANGES_WEIGHTS: "", SECOND_MODEL: "", SCORES_ROWS: "score_on=reward_data"},
         self_attention_only=True,
         needs_loss_scale=True,
     )
@@ -381,7 +378,6 @@ class AttendOut(Method):
         return Preset(training, {"reward_data": "eval", "reward_batch_size": 1})
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Collect the metrics logged at the end of each period."""
         prefix = f"{self.source}/"
         layers, survived = f"{prefix}drop_probability/", f"{prefix}attacker_survived"
         return [
@@ -396,7 +392,6 @@ class AttendOut(Method):
         ]
 
     def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """Summarise how often the attacker survived and what was learnt."""
         steps = metrics["dropout_steps"]
         if not steps:
             return {}
@@ -426,16 +421,12 @@ def _device(name: object) -> object:
 
 
 def scores(
-    method: AttendOut,
-    training: TrainingContext,
-    networks: Sequence[nn.Module],
-    items: Sequence[Sequence[Batch]],
+    method: AttendOut, training: TrainingContext, networks: Sequence[nn.Module], items: Sequence[Sequence[Batch]]
 ) -> Tensor:
     """Score networks on each item, ``(networks, items)``, in float64 on the CPU.
 
     Autocast is off, because the scores differ by less than half precision resolves. ``items`` are the batches of each
-    item that this process scores; results of other processes are added. Batches without a label (no token was masked)
-    have no loss and do not count; if an item has no others, no network is ahead.
+    item that this process scores; results of other processes are added. Batches without a label do not count.
     """
     sums = torch.zeros(len(networks) + 1, len(items), dtype=torch.float64)
     with torch.no_grad():

@@ -1,1 +1,0 @@
-"""AttendOut: an attacker, a defender, and a generator that learns which attention to drop."""
