@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendrop import ADDrop, FineTune, Method, Scheduler, Vanilla, regularize
+from attendrop import ADDrop, FineTune, Method, Mixout, Scheduler, Vanilla, regularize
 from attendrop.attention.computation import AttentionComputation
 from attendrop.randomness.device_path import few_kernels
 from attendrop_methods import DropBlock
@@ -67,6 +67,14 @@ def test_masks_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str, 
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
+def test_weights_are_mixed_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, expected = run(monkeypatch, "bert", Mixout(p=0.4), 3)
+    with few_kernels():
+        _, found = run(monkeypatch, "bert", Mixout(p=0.4), 3)
+    for one, other in zip(expected[:-1], found[:-1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
 def test_counts_of_operations_are_pinned() -> None:
     """At most two operations a layer more than the stock model, and none by plain fine-tuning."""
     folder = Path(__file__).parents[2] / "benchmarks"
@@ -78,7 +86,12 @@ def test_counts_of_operations_are_pinned() -> None:
         spec.loader.exec_module(launches)
     finally:
         sys.path.remove(str(folder))
-    chosen = {"finetune": FineTune(), "recorded": launches.METHODS["AD-DROP, recorded"], "random": Vanilla()}
+    chosen = {
+        "finetune": FineTune(),
+        "recorded": launches.METHODS["AD-DROP, recorded"],
+        "random": Vanilla(),
+        "mixout": Mixout(),
+    }
     found = launches.table(chosen)
     plain = found["plain"]
     assert found["finetune"] == plain
@@ -88,4 +101,5 @@ def test_counts_of_operations_are_pinned() -> None:
 
     assert more("recorded", "layer") <= 0 and more("recorded", "step") <= 67
     assert more("random", "layer") <= 2 and more("random", "step") <= 62
+    assert more("mixout", "layer") <= 12 and found["mixout"]["all, 12 layers"] <= 1.25 * plain["all, 12 layers"]
     assert found["recorded"]["reads"] == plain["reads"] + 1

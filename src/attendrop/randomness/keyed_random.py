@@ -157,8 +157,9 @@ def sample_parameter_mask(
     One mask serves a whole optimizer step, and all processes: it depends on seed, step and name only. ``p`` is kept to
     within 2**-17.
     """
-    if math.prod(shape) <= _CHUNK and device.type != "cpu":  # numpy takes less time than launching the kernels
-        return sample_parameter_mask(p, seed, step, name, shape, torch.device("cpu")).to(device, non_blocking=True)
+    if math.prod(shape) <= _CHUNK and not on_cpu(device):  # numpy takes less time than launching the kernels
+        mask = sample_small_masks(p, seed, step, [name], [math.prod(shape)])
+        return mask.view(*shape).to(device, non_blocking=True)
     chunks, rest = divmod(math.prod(shape), _CHUNK)
     sampled = []
     for first, count, size in ((0, chunks, _CHUNK), (chunks, 1, rest)):
@@ -167,6 +168,16 @@ def sample_parameter_mask(
             origins = torch.zeros(count, 2, dtype=torch.long, device=device)
             sampled.append(sample_mask(p, key, name, (count, 1, 1, size), origins, device).flatten())
     return torch.cat(sampled).view(*shape) if sampled else torch.zeros(*shape, dtype=torch.bool, device=device)
+
+
+def sample_small_masks(p: float, seed: int, step: int, names: Sequence[str], sizes: Sequence[int]) -> Tensor:
+    """Sample the masks of parameters of these sizes as :func:`sample_parameter_mask`, on the host."""
+    found, bound = [], round(p * _LEVELS) - _LEVELS // 2
+    for name, size in zip(names, sizes, strict=True):
+        for number, start in enumerate(range(0, size, _CHUNK)):
+            seeds, shape = SampleKey(seed, step, number, 1).seeds(name, 1), (1, 1, 1, min(_CHUNK, size - start))
+            found += [lanes.reshape(-1) < bound for _, _, lanes in _lanes_on_cpu(seeds, shape, None)]
+    return torch.from_numpy(np.concatenate(found))
 
 
 def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, columns: int) -> Tensor:

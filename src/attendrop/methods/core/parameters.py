@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,8 @@ from attendrop.attention.hooks import ModuleHooks
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.randomness.keyed_random import sample_parameter_mask
+from attendrop.randomness.device_path import on_cpu
+from attendrop.randomness.keyed_random import sample_parameter_mask, sample_small_masks
 from attendrop.support.models import Batch, trained_tensors, transformers_model
 
 
@@ -138,19 +140,37 @@ class WeightMixing(MethodState):
         self._masks.clear()
 
     def _mixed(self, name: str, weight: nn.Parameter) -> Tensor:
-        key = name, weight.device
+        target, key = self.targets.get(name), (name, weight.device)
+        if self.by_neuron and not on_cpu(weight.device):
+            if key not in self._masks:
+                self._sample_neurons(weight)
+            kept = self._masks[key]
+            # One kernel each for the pass and its gradient.
+            return kept * weight if target is None else torch.lerp(target.to(weight), weight, kept)
         if key not in self._masks:
             # Another network may run before this step's pass; it uses the masks of its own step.
-            seed, step = self._seed_and_step
-            shape: tuple[int, ...] = weight.shape  # of the mask, which is broadcast over the weight
-            if self.by_neuron:
-                module = self.model.get_submodule(name.rpartition(".")[0])
-                shape = (shape[0], 1) if input_dim(module) == 0 else (1, shape[1])
-            self._masks[key] = sample_parameter_mask(
-                self.p, seed, step, f"{self.method.name}/{name}", shape, weight.device
-            )
-        target = self.targets.get(name)
+            place, shape = f"{self.method.name}/{name}", self._mask_shape(name)
+            self._masks[key] = sample_parameter_mask(self.p, *self._seed_and_step, place, shape, weight.device)
         return _Mix.apply(weight, self._masks[key], target, self.p)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _sample_neurons(self, weight: Tensor) -> None:
+        """Sample which neurons of all weights are kept, and the factor of those, in a few kernels."""
+        names = self.names or []
+        shapes = [self._mask_shape(name) for name in names]
+        keys = [f"{self.method.name}/{name}" for name in names]
+        mask = sample_small_masks(self.p, *self._seed_and_step, keys, [math.prod(shape) for shape in shapes])
+        kept = mask.to(weight.device, non_blocking=True).logical_not().to(weight.dtype).mul_(1 / (1 - self.p))
+        parts = torch.split(kept, [math.prod(shape) for shape in shapes])
+        for name, shape, part in zip(names, shapes, parts, strict=True):
+            self._masks[name, weight.device] = part.view(*shape)
+
+    def _mask_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight's mask, which is broadcast over it."""
+        shape = self.model.get_parameter(name).shape
+        if not self.by_neuron:
+            return shape
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        return (shape[0], 1) if input_dim(module) == 0 else (1, shape[1])
 
 
 class _Mix(torch.autograd.Function):
