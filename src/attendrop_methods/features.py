@@ -200,9 +200,8 @@ class TokenCutoff(Method):
     Source: Shen et al. (2020), https://arxiv.org/abs/2009.13818, section 3, with the values of the authors' GLUE
     scripts. As in their code, special tokens may be cut, and cut tokens are hidden from attention. Deviations: their
     code zeroes the sum of word, position and type embeddings, samples the tokens with replacement, and cuts none of a
-    short text. In regression, the squared distance from the mean replaces the divergence; with several labels, it is
-    that of each label's Bernoulli distribution; at token level, the mean is over labelled tokens. In encoder-decoder
-    models, the encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
+    short text. Other kinds of predictions are compared as in :class:`attendrop.HiddenCut`. In encoder-decoder models,
+    the encoder's input is cut. The model's own dropout acts in all passes, with separate samples.
     """
 
     info = MethodInfo(

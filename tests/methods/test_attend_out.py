@@ -346,6 +346,18 @@ def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> 
     assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
 
 
+@pytest.mark.parametrize("granularity", ["head", "layer"])
+def test_padding_changes_no_probability(granularity: str) -> None:
+    players, step = players_of(lengths=(6,), granularity=granularity)
+    strong(players)
+    found = []
+    for extra in (0, 4):
+        micro = act(players, replace(step, batch=zoo.batch_of("bert", (6,), extra=extra)))
+        found.append([outcome.logits for outcome in players.replayed(micro)])
+    for alone, padded in zip(*found, strict=True):
+        torch.testing.assert_close(alone, padded)
+
+
 def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
     """A pass in which the blocks of ``keys`` are skipped."""
     micro = Micro(dict(context.batch), dict(context.inputs), context.key)

@@ -108,9 +108,6 @@ class ADDrop(Method):
             are discarded, with a warning. None: a quarter of the free memory. A row takes ``layers * heads *
             n**2 / 8`` bytes: 288 KiB for 12 layers of 12 heads and 128 tokens.
 
-    Raises:
-        AttendropError: An option is out of its range.
-
     Source: Yang et al. (2022), https://arxiv.org/abs/2210.05883. Deviations: one backward pass is used for all layers
     (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
     candidates. The paper tunes p and q per data set. These defaults follow from measurements (docs/does-it-help.md) and

@@ -309,9 +309,6 @@ class AttendOut(Method):
         defender_device: Device of the defender, such as ``"cuda:1"``, for parallel training of both; ``"next"`` is the
             first GPU that no process trains on, plus the rank of this process. Empty: the attacker's device.
 
-    Raises:
-        AttendropError: An option is out of its range.
-
     Source: Wu, Zhao, Zhang (2021), two manuscripts. Choices where they are not specific: a fully dropped row attends
     equally to its valid keys; the baseline is read before the period's mean reward enters it; the actions'
     probabilities are recomputed for the generator's update. Ours are ``merge="confidence"``,

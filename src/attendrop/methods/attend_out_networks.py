@@ -366,48 +366,35 @@ class Players:
         self.schedule.load_state_dict(state["generator_schedule"])
 
 
-class GeneratorPlan(Plan):
-    """Plan that applies the generator to each layer of a pass, also to those that are not selected."""
-
-    def __init__(self, players: Players, inputs: Batch) -> None:
-        super().__init__()
-        self.players = players
-        self.inputs = inputs
-        self.layer_keys = players.layers
-        self._draft: Draft | None = None
-
-    def draft(self, call: AttentionCall) -> Draft:
-        """Return the generator's pass, begun at the first layer that runs."""
-        if self._draft is None:
-            on = torch.is_autocast_enabled(call.device.type)
-            self.players.autocast = torch.get_autocast_dtype(call.device.type) if on else None
-            with self.players.precision(call.device):
-                self._draft = Draft(self.players.generator, self.inputs)
-        return self._draft
-
-
-class Attack(GeneratorPlan):
+class Attack(Plan):
     """Plan of the attacker's training pass: samples the dropped units, and records in ``micro`` how to do so again.
 
-    The sum of the drop probabilities, and the number of units, are added to ``probabilities``, by layer key.
+    The generator is applied to each layer, also to those that are not selected. The sum of the drop probabilities, and
+    the number of units, are added to ``probabilities``, by layer key.
     """
 
     def __init__(
         self, players: Players, context: StepContext, micro: Micro, probabilities: dict[str, Tensor] | None = None
     ) -> None:
-        super().__init__(players, context.inputs)
+        super().__init__()
+        self.players = players
+        self.layer_keys = players.layers
         self.context = context
         self.micro = micro
         self.probabilities = {} if probabilities is None else probabilities
         self.dropped: dict[str, Tensor | None] = {}
         self._masks: list[Tensor | None] = []
+        self._draft: Draft | None = None  # begun at the first layer that runs, where the model's precision shows
 
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
         key, players, valid = call.layer.key, self.players, call.valid
         if key not in self.dropped:  # activation checkpointing calls this twice
-            draft = self.draft(call)
+            if self._draft is None:
+                on = torch.is_autocast_enabled(call.device.type)
+                players.autocast = torch.get_autocast_dtype(call.device.type) if on else None
             with players.precision(call.device):
+                self._draft = draft = self._draft or Draft(players.generator, self.context.inputs)
                 if key in players.selected_keys:
                     logits, units, dropped = players.act(draft, call, self.micro.key)
                     number, total = units.expand(dropped.shape).sum(), (logits.sigmoid() * units).sum()
@@ -432,16 +419,19 @@ class Attack(GeneratorPlan):
         return AttentionEdit(drop=drop if heads == 1 else drop.repeat_interleave(call.shape[1] // heads, 1))
 
 
-class Decide(GeneratorPlan):
+class Decide(Plan):
     """Plan without edits that counts the units that the generator drops with a probability above 1/2."""
 
     def __init__(self, players: Players, inputs: Batch) -> None:
-        super().__init__(players, inputs)
+        super().__init__()
+        self.players = players
+        self.layer_keys = players.layers
+        self.draft = Draft(players.generator, inputs)
         self.counts: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> None:
-        logits, units = self.players.logits(self.draft(call), call)
+        logits, units = self.players.logits(self.draft, call)
         if call.layer.key in self.players.selected_keys:
             dropped = (logits > 0) & units
             self.counts[call.layer.key] = torch.stack([dropped.sum(), units.expand(dropped.shape).sum()]).float()

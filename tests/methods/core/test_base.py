@@ -1,8 +1,10 @@
-"""What follows from the functions that methods and their states define; compositions, and what is refused."""
+"""What follows from the functions that methods and their states define; compositions; the example of the documents."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,3 +288,23 @@ class EvenEpochs(Method):
 def test_a_method_that_acts_in_some_epochs_needs_the_epoch(method: Method) -> None:
     with regularize(zoo.build("bert"), method) as reg, pytest.raises(AttendropError, match="acts in some epochs"):
         reg.loss(zoo.batch_of("bert"))
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def self_drop(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    page, path = (DOCS / "own_method.md").read_text(encoding="utf-8"), tmp_path_factory.mktemp("own") / "self_drop.py"
+    path.write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("self_drop", path)
+    sys.modules["self_drop"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SelfDrop
+
+
+def test_the_example_of_the_documents_drops_the_diagonal(self_drop: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (40, 40))
+    with regularize(model, self_drop(p=0.5)) as reg:
+        reg.loss(batch)
+        assert reg.logs()["self_drop/dropped"] == pytest.approx(0.5 / 40, rel=0.2)

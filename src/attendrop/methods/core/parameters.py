@@ -29,11 +29,10 @@ class ParameterOverride:
     Args:
         model: The model.
         names: Names of the parameters.
-        function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a step:
-            under activation checkpointing it is called again in the backward pass.
+        function: Maps a parameter's name and the parameter to its replacement. Activation checkpointing calls it again
+            in the backward pass: it must then return the same.
         throughout: Whether to override them while the whole model runs, for modules that read parameters of others
-            (DeBERTa), and while activation checkpointing runs a block again. The function must then be one that saves
-            nothing for the backward pass, such as a sum.
+            (DeBERTa). The function must then be one that saves nothing for the backward pass, such as a sum.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class ParameterOverride:
 class WeightMixing(MethodState):
     """State of a method that replaces random elements of weights by fixed values, with unchanged expectation.
 
-    An element of ``W`` becomes its value in the target ``T`` with probability ``p``, and ``(W - p T) / (1 - p)``
-    otherwise; all weights of an input neuron together if ``by_neuron``. ``p`` is an option of the method. One sample is
-    used for all passes, micro-batches and processes of an optimizer step.
+    An element of ``W`` becomes its value in the target ``T`` with probability ``p``, the method's option, and ``(W - p
+    T) / (1 - p)`` otherwise; all weights of an input neuron together if ``by_neuron``. One sample is used for all
+    passes, micro-batches and processes of an optimizer step.
     """
 
     def __init__(self, method: Any, training: TrainingContext, *, by_neuron: bool = False) -> None:
@@ -218,11 +217,7 @@ class InitialState:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Restore the initial weights and optimizer state, once. Learning rates are unchanged.
-
-        Raises:
-            AttendropError: The parameters that are trainable have changed since the start.
-        """
+        """Restore the initial weights and optimizer state, once; AttendropError if others are trainable by now."""
         tensors = trained_tensors(self.model)
         if changed := tensors.keys() ^ self.weights.keys():
             name = min(changed)

@@ -195,8 +195,7 @@ class RandomMaskPlan(Plan):
             call: The layer.
             sample: Called once with the number of units per token; returns the mask of dropped units, ``(batch, 1,
                 query, units)``.
-            act: Called with the hidden units and the mask, both ``(batch, query, heads, dim)``; returns the replacement
-                of the hidden units.
+            act: Returns the replacement of the hidden units, given them and the mask, ``(batch, query, heads, dim)``.
             rows: See :meth:`report`.
         """
         sampled: list[Tensor] = []
