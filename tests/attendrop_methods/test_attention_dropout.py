@@ -13,7 +13,7 @@ from helpers.weighted import weighted
 from torch import Tensor
 
 from attendrop import AttendropError, Compose, Vanilla, regularize
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.plan import AttentionEdit
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 from attendrop_methods import AdversarialDropout, DropAttention, DropBlock, attention_dropout
 from attendrop_methods.attention_dropout import flipped

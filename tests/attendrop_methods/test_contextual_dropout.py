@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 
 from attendrop import regularize
-from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import AttentionCall
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ContextualDropout, LearnableBernoulli
 from attendrop_methods.contextual_dropout import _NetworksPlan, bernoulli_divergence, mean_values, query_weights

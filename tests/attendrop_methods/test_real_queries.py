@@ -10,8 +10,8 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import Method
-from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import AttentionCall
 from attendrop.tasks.types.model_classes import choice_class
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ContextualDropout, LearnableBernoulli

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendOut, AttendropError, regularize
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.plan import CombinedPlan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, CombinedPlan
 from attendrop.methods.attend_out.generator import Attack, Micro, Players
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.random_dropout import Skipping

@@ -13,7 +13,7 @@ from attendrop import ChildTuning, regularize
 from attendrop.methods import weights as weight_methods
 from attendrop.methods.common.parameters import layer_parameters
 from attendrop.methods.weights import fisher_information
-from attendrop.training.labelled_data import LabelledBatches
+from attendrop.training.regularization import LabelledBatches
 
 
 def masked(method: ChildTuning, steps: int = 1, **options: Any) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:

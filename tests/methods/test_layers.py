@@ -19,8 +19,7 @@ from attendrop import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, BlockEdit
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, BlockEdit, Plan
 from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization
 

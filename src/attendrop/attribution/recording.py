@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws, any_last
 from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, DropoutDraws, Plan, any_last
 from attendrop.attribution.finite_gradients import gradients_of, upcast
 
 Kept = TypeVar("Kept")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import DropoutDraws, merge_edits
+from attendrop.attention.plan import DropoutDraws, merge_edits
 from attendrop.attribution.gradient import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.extend import (

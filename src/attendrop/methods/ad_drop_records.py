@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import AttentionCall, AttentionEdit
 from attendrop.attribution.recording import by_weights, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.edits import real_tokens
+from attendrop.attention.plan import real_tokens
 from attendrop.attribution.predictions import CLASSES, IGNORED, output_kind
 from attendrop.extend import (
     LAYERS,

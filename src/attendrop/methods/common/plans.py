@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_tokens
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan, real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
