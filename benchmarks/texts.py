@@ -16,7 +16,7 @@ from workloads import BATCH_SIZE, Batch, Setting, made_up
 
 from attendrop.tasks.base import encode
 from attendrop.tasks.registry import get_task, load_task
-from attendrop.training.labelled_data import EpochSampler
+from attendrop.training.trainer import EpochSampler
 
 REAL_TASKS = {"cola": "CoLA", "rte": "RTE"}
 

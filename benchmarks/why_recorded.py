@@ -18,8 +18,8 @@ from torch.nn import functional
 
 import attendrop
 from attendrop import ADDrop, register_method
-from attendrop.attention.edits import AttentionCall, DropoutDraws
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import AttentionCall, DropoutDraws
 from attendrop.attribution.recording import GradientPlan, isolated_pass
 from attendrop.cli.demo_messages import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext

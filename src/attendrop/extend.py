@@ -14,14 +14,14 @@ from attendrop.attention.blocks import Block as Block
 from attendrop.attention.blocks import ValueProjection as ValueProjection
 from attendrop.attention.blocks import find_value_projection as find_value_projection
 from attendrop.attention.blocks import projection_matrices as projection_matrices
-from attendrop.attention.edits import AttentionCall as AttentionCall
-from attendrop.attention.edits import AttentionEdit as AttentionEdit
-from attendrop.attention.edits import BlockEdit as BlockEdit
 from attendrop.attention.hooks import evaluating as evaluating
 from attendrop.attention.hooks import forked_rng as forked_rng
 from attendrop.attention.hooks import in_full_precision as in_full_precision
 from attendrop.attention.layers import AttentionLayer as AttentionLayer
 from attendrop.attention.layers import select_layers as select_layers
+from attendrop.attention.plan import AttentionCall as AttentionCall
+from attendrop.attention.plan import AttentionEdit as AttentionEdit
+from attendrop.attention.plan import BlockEdit as BlockEdit
 from attendrop.attention.plan import ConstantAttention as ConstantAttention
 from attendrop.attention.plan import Plan as Plan
 from attendrop.attribution.finite_gradients import upcast as upcast

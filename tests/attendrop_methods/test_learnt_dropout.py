@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from attendrop import AttendropError, Method, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import AttentionCall
 from attendrop.extend import row_losses, row_shares
 from attendrop.methods.core.context import Processes, RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform

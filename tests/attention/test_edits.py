@@ -16,11 +16,9 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from attendrop import SCAL, ADDrop, AttendropError, regularize
-from attendrop.attention import edits
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, merge_edits
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop_methods import R3F, TokenCutoff
+from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, Plan, merge_edits
+from attendrop_methods import TokenCutoff
 
 # A model for each way in which edits are applied.
 ENGINES = pytest.mark.parametrize("name", ["bert", "deberta-v3", "mpnet"])
@@ -34,21 +32,12 @@ def logits(name: str, plan: Plan | None) -> Tensor:
     return adapter.forward(batch, plan).logits
 
 
-def test_edits_have_the_fields_that_every_engine_knows() -> None:
-    for kind in (AttentionEdit, BlockEdit):
-        with pytest.raises(AttendropError, match=rf"Sharper cannot add to {kind.__name__}"):
-            type("Sharper", (kind,), {})
-
-
 def test_merging_goes_over_all_fields() -> None:
     drops = torch.tensor([True, False]), torch.tensor([False, False])
     found = merge_edits([AttentionEdit(drop=drops[0]), AttentionEdit(dropout=0.5, drop=drops[1]), AttentionEdit()])
     assert found is not None and found.dropout == 0.5
     assert found.drop is not None and found.drop.tolist() == [True, False]
     assert merge_edits([BlockEdit(), BlockEdit(skip=True)]) == BlockEdit(skip=True)
-
-
-def test_two_edits_of_the_same_are_refused() -> None:
     with pytest.raises(AttendropError, match="use one of them"):
         merge_edits([AttentionEdit(dropout=0.1), AttentionEdit(dropout=0.0)])
 
@@ -110,12 +99,9 @@ LEFT = torch.arange(5) >= 5 - LENGTHS
 )
 def test_origins(valid: Tensor | None, kind: str, expected: list[list[int]]) -> None:
     assert call_of(valid, kind).origins().tolist() == expected
-
-
-@pytest.mark.parametrize(("queries", "first"), [(4, 1), (3, 0), (1, 0)])
-def test_queries_that_follow_a_cache_begin_after_it(queries: int, first: int) -> None:
-    valid = (LEFT & CAUSAL)[..., -queries:, :]
-    assert call_of(valid, "decoder", queries, 5).origins().tolist() == [[0, 0], [first, 2]]
+    for queries, first in ((4, 1), (3, 0), (1, 0)):  # which follow a cache
+        after = (LEFT & CAUSAL)[..., -queries:, :]
+        assert call_of(after, "decoder", queries, 5).origins().tolist() == [[0, 0], [first, 2]]
 
 
 def test_valid_queries_are_those_that_someone_may_attend_to() -> None:
@@ -155,7 +141,7 @@ def look(mask: Tensor, dtype: torch.dtype, drop: Tensor | None = None) -> Weight
 
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("hidden", ["-inf", "min", "-1e9", "-1e4", "-100"])
+@pytest.mark.parametrize("hidden", ["-inf", "min", "-1e4", "-100"])
 def test_padding_is_hidden_by_any_hugely_negative_mask(hidden: str, dtype: torch.dtype, bias: str) -> None:
     number = torch.finfo(dtype).min if hidden == "min" else float(hidden)
     mask = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~VALID, number).to(dtype) + BIASES[bias]().to(dtype)
@@ -197,7 +183,7 @@ def test_a_row_that_hides_everything_has_no_valid_key() -> None:
     torch.testing.assert_close(weights[1, :, 4:], stock[1, :, 4:])
 
 
-@pytest.mark.parametrize("method", [TokenCutoff(fraction=0.3, alpha=0), R3F(scale=1.0), SCAL()])
+@pytest.mark.parametrize("method", [TokenCutoff(fraction=0.3, alpha=0), SCAL()])
 def test_methods_know_padding_by_masks_of_any_form(method: Any) -> None:
     batch = zoo.batch_of("bert", (6, 4))
     real = batch["attention_mask"].bool()
@@ -241,8 +227,8 @@ def test_another_random_state_shape_or_probability_draws_anew() -> None:
 @pytest.mark.parametrize("attribution", ["gradient", "attention"])
 def test_ad_drop_draws_the_dropout_of_each_layer_once(attribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(edits, "pack", lambda kept: drawn.append(kept) or (kept, kept.shape))
-    monkeypatch.setattr(edits, "unpack", lambda kept, shape: kept)
+    monkeypatch.setattr("attendrop.attention.plan.pack", lambda kept: drawn.append(kept) or (kept, kept.shape))
+    monkeypatch.setattr("attendrop.attention.plan.unpack", lambda kept, shape: kept)
     model = zoo.build("bert", dropout=0.5, num_hidden_layers=3)
     with regularize(model, ADDrop(attribution=attribution, layers="all")) as reg:
         reg.loss(zoo.batch_of("bert")).backward()

@@ -82,11 +82,3 @@ def test_buffers_that_are_shared_or_replaced() -> None:
     assert model.inner.shared is shared
     assert not shared.any()
     assert len(model.table) == 4  # type: ignore[arg-type]
-
-
-def test_a_graph_of_an_extra_pass_outlives_it() -> None:
-    model, batch = noisy_model(), zoo.batch_of("bert")
-    with forked_rng(model):
-        first = model(**batch).loss
-    (first + model(**batch).loss).backward()
-    assert model.classifier[0].num_batches_tracked == 1

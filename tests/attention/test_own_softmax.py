@@ -11,9 +11,9 @@ from helpers.plans import Everywhere, passed
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attendrop import ADDrop, AttendropError, LayerDrop, regularize
+from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.plan import AttentionEdit
 from attendrop_methods import UniDrop
 
 METHOD = ADDrop(p=0.4, q=1.0, layers="all")
@@ -29,10 +29,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "DebertaV2ForSequenceClassification",
         {**_V2, "position_buckets": -1, "max_relative_positions": 5, "pos_att_type": "c2p"},
     ),
-    "deberta": (
-        "DebertaForSequenceClassification",
-        {**_V2, "pos_att_type": "c2p|p2c", "max_relative_positions": 6},
-    ),
+    "deberta": ("DebertaForSequenceClassification", {**_V2, "pos_att_type": "c2p|p2c", "max_relative_positions": 6}),
     "mpnet": ("MPNetForSequenceClassification", {**zoo.ZOO["mpnet"].options}),
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -71,12 +68,9 @@ def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str)
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("edit", [{"constant": True}, {"drop": torch.ones(1, 1, 1, 1, dtype=torch.bool)}], ids=str)
 @every_variant
-def test_rows_dropped_whole_attend_to_valid_keys_equally(
-    variant: str, edit: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_rows_dropped_whole_attend_to_valid_keys_equally(variant: str, edit: dict[str, Any]) -> None:
     seen: list[Tensor] = []
 
     def look(weights: Tensor) -> Tensor:
@@ -84,7 +78,7 @@ def test_rows_dropped_whole_attend_to_valid_keys_equally(
         return weights
 
     batch = zoo.batch_of("bert", (8, 5, 3))
-    model = made(variant, dtype=dtype)
+    model = made(variant, dtype=torch.float16)
     forward(model, batch, AttentionEdit(**edit, weights=look)).loss.backward()
     for weights in seen:
         for row, length in zip(weights, (8, 5, 3), strict=True):
@@ -140,14 +134,13 @@ def test_a_module_that_computes_in_another_way_is_refused() -> None:
         ModelAdapter(model).trace(zoo.batch_of("mpnet"))
 
 
-@pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=lambda method: method.name)
-def test_layers_that_something_else_runs_again_are_refused(method: Any) -> None:
+def test_layers_that_something_else_runs_again_are_refused() -> None:
     model, batch = zoo.build("deberta-v3"), zoo.batch_of("deberta-v3")
     for layer in model.deberta.encoder.layer:
         intermediate = layer.attention
         stock = intermediate.forward
         intermediate.forward = lambda *a, s=stock, **k: checkpoint(s, *a, use_reentrant=False, **k)
-    with regularize(model, method) as reg, pytest.raises(AttendropError, match="run again in the backward pass"):
+    with regularize(model, METHOD) as reg, pytest.raises(AttendropError, match="run again in the backward pass"):
         reg.loss(batch).backward()
 
 

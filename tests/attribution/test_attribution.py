@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from attendrop import AttendropError
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
 from attendrop.attribution.gradient import (
     attention_attribution,
     gradient_attribution,
@@ -61,33 +60,23 @@ def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> 
     assert any(value.abs().max() > 1e-6 for value in found.values())
 
 
-def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
-    model, batch = regression()
-    adapter = attached(model, batch)
-    eager = regression("eager")[0]
-    with oracles.EagerAttention().in_place_of_stock(eager) as stock:
-        score = oracles.target("regression", eager(**batch).logits, batch["labels"])
-    for target in TARGETS:
-        found = gradient_attribution(adapter, batch, adapter.attention_layers, target)
-        for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
-            (expected,) = torch.autograd.grad(score, weights, retain_graph=True)
-            torch.testing.assert_close(found[layer.key], expected, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("target", ["loss", "pseudo_label"])
-def test_the_loss_and_the_score_of_a_reward_model_are_attributed(target: str) -> None:
-    """A loss with its sign changed; the score where a batch has no labels."""
+@pytest.mark.parametrize("target", ["pseudo_label", "gold_label", "loss", "score"])
+def test_regression_attributes_the_negative_loss_whatever_the_target(target: str) -> None:
+    """But the score of a reward model, where a batch has no labels."""
     (model, batch), (eager, _) = regression(), regression("eager")
-    inputs = batch if target == "loss" else {name: value for name, value in batch.items() if name != "labels"}
+    without = {name: value for name, value in batch.items() if name != "labels"}
+    inputs = without if target == "score" else batch
     adapter = attached(model, inputs)
     with oracles.EagerAttention().in_place_of_stock(eager) as stock:
         outputs = eager(**inputs)
-        score = -outputs.loss if target == "loss" else outputs.logits.sum()
-    found = gradient_attribution(adapter, inputs, adapter.attention_layers, target)
+        score = {"loss": lambda: -outputs.loss, "score": lambda: outputs.logits.sum()}.get(
+            target, lambda: oracles.target("regression", outputs.logits, batch["labels"])
+        )()
+    chosen = "pseudo_label" if target == "score" else target
+    found = gradient_attribution(adapter, inputs, adapter.attention_layers, chosen)
     for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
         (expected,) = torch.autograd.grad(score, weights, retain_graph=True)
         torch.testing.assert_close(found[layer.key], expected, rtol=1e-8, atol=1e-10)
-    without = {name: value for name, value in batch.items() if name != "labels"}
     for other, message in (("gold_label", "taken for a regression, .*declare_output"), ("loss", "returned no loss")):
         with pytest.raises(AttendropError, match=message):
             gradient_attribution(adapter, without, adapter.attention_layers, other)
@@ -109,14 +98,10 @@ class Scaled(Plan):
         return None if given is None else AttentionEdit(weights=lambda _: given * self.factor)
 
 
-ALL = [
-    (gradient_attribution, {}),
-    (integrated_gradient_attribution, {"steps": 2}),
-    (integrated_gradient_attribution, {"steps": 2, "scope": "layerwise"}),
-]
-
-
-@pytest.mark.parametrize(("attribute", "options"), ALL)
+@pytest.mark.parametrize(
+    ("attribute", "options"),
+    [(gradient_attribution, {}), (integrated_gradient_attribution, {"steps": 2, "scope": "layerwise"})],
+)
 def test_parameters_modes_and_random_state_are_left_alone(attribute: Any, options: dict[str, Any]) -> None:
     adapter, batch = prepared("bert", dropout=0.2)
     model = adapter.model

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attendrop import Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.plan import AttentionCall
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
 
 LENGTH = 40

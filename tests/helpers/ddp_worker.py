@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.core.context import Processes
 from attendrop.runs.run_metrics import learnt
 from attendrop.training.regularization import Regularization
-from attendrop.training.trainer import CheckpointAfterStep
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
 from helpers.device import ON_CPU
@@ -40,7 +39,7 @@ def one_step(folder: Path, rank: int, world: int, name: str) -> dict[str, torch.
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
     reg = Regularization(zoo.training(model, Processes(rank, world)), ALWAYS)
 
-    def compute_loss(batch: Any, plan: Any) -> Any:
+    def compute_loss(batch: Any, plan: Any, _: Any) -> Any:
         outputs = wrapped(**batch, attendrop_plan=plan)
         return outputs.loss, outputs
 
@@ -126,25 +125,6 @@ def evaluated(folder: Path, rank: int, world: int) -> float:
     return float(trainer_of(folder / "evaluated", **options).evaluate()["eval_loss"])
 
 
-class Signal(TrainerCallback):
-    """SIGTERM, which reaches the second process a step later."""
-
-    manager: Any
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.manager.is_checkpoint_requested |= state.global_step == 1 + args.process_index
-
-
-def stopped(folder: Path, rank: int, world: int) -> int:
-    """Train until a signal, and return the number of steps."""
-    signal, options = Signal(), {"ddp_backend": "gloo"} if world > 1 else {}
-    trainer = trainer_of(folder / "stopped", enable_jit_checkpoint=True, callbacks=[signal], **options)
-    own = trainer.callback_handler.callbacks
-    signal.manager = next(each for each in own if isinstance(each, CheckpointAfterStep)).jit_manager
-    trainer.train()
-    return int(trainer.state.global_step)
-
-
 # Adam makes whole steps of the rounding errors of weights that have no effect (biases of keys) and are pulled back.
 OPTIONS: dict[str, dict[str, Any]] = {"l2-sp": {"optim": "sgd"}}
 CHECKPOINTING = checkpointing_arguments(use_reentrant=False)
@@ -161,7 +141,6 @@ JOBS: dict[str, Callable[[Path, int, int], Any]] = {
     "resumed recorded": partial(train, name="recorded", method=RECORDED, resume="checkpoint-3"),
     "train group_by_length": partial(train, name="grouped", train_sampling_strategy="group_by_length"),
     "evaluated": evaluated,
-    "stopped": stopped,
 }
 for variant in ("dropout", "pruning"):
     players = AttendOut(variant=variant, dropout_step=2)
@@ -175,7 +154,7 @@ JOBS |= {
 # The jobs of the default tests, with a method of each kind; the others are slow.
 SAMPLE = (
     *("step bert", "train recorded", "resumed recorded", "train dropout", "resumed dropout"),
-    *("r-drop", "layerdrop, activation checkpointing", "evaluated", "stopped"),
+    *("r-drop", "layerdrop, activation checkpointing", "evaluated"),
 )
 PARTS = {"sample": SAMPLE, "rest": tuple(name for name in JOBS if name not in SAMPLE)}
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
 from helpers.families import any_model, takes
 from helpers.family_batches import INPUTS, Batch, text_alone
 from helpers.plans import passed

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attendrop import Method
-from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import AttentionCall, AttentionEdit
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey

@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
 from helpers import zoo
 
 

@@ -12,8 +12,9 @@ import transformers as hf
 from torch import Tensor
 
 from attendrop.methods.core.context import Processes, TrainingContext
-from attendrop.support.models import loss_and_outputs, to_device
+from attendrop.support.models import to_device
 from attendrop.tasks.types.model_classes import saved_model_class
+from attendrop.training.regularization import run_model
 from helpers.device import DEVICE
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3
@@ -256,7 +257,7 @@ def training(model: torch.nn.Module, processes: Processes | None = None, **optio
     """Make the training context of a custom loop."""
     return TrainingContext(
         model=model,
-        evaluate=lambda model, batch: loss_and_outputs(model(**batch)),
+        evaluate=run_model,
         processes=processes or Processes(),
         **options,
     )

@@ -256,7 +256,10 @@ def test_a_state_that_is_loaded_replaces_the_records_of_later_steps() -> None:
 def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
     with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match="rows=indices"):
         reg.loss(zoo.batch_of("bert"))
-    with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match="has 1 indices"):
+    with (
+        regularize(zoo.build("bert"), RECORDED) as reg,
+        pytest.raises(AttendropError, match="a list of as many integers"),
+    ):
         reg.loss(zoo.batch_of("bert"), rows=[0])
     with pytest.raises(AttendropError, match="does not apply to recorded attributions"):
         ADDrop(attribution="recorded", target="gold_label")
@@ -265,7 +268,7 @@ def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
         def __iter__(self) -> Any:
             return iter(examples())
 
-    with pytest.raises(AttendropError, match="needs stable row indices"):
+    with pytest.raises(AttendropError, match="needs row indices, and those given are a stream"):
         trainer_of(tmp_path, RECORDED, train_dataset=Stream(), max_steps=2, kind=RegularizedTrainer)
     with pytest.raises(AttendropError, match=r"The data collator made 3 rows of 4.*use attribution='gradient'"):
         trainer_of(tmp_path, RECORDED, data_collator=lambda rows: zoo.collate(rows[1:])).train()

@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.plan import CombinedPlan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, CombinedPlan
 from attendrop.methods import attend_out_networks
 from attendrop.methods.attend_out import GeneratorState, scores
 from attendrop.methods.attend_out_networks import Attack, Draft, Generator, Micro, Players

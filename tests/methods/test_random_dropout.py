@@ -25,8 +25,7 @@ from attendrop import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, BlockEdit
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, BlockEdit, Plan
 from attendrop.attribution.gradient import head_importance
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attendrop.pruning.selection import Array, Predictions, paired_difference, student_t
+from attendrop.pruning.selection import Array, Predictions, paired_difference
 
 
 def mean(_: Array, values: Array) -> float:
@@ -61,14 +61,7 @@ def test_models_that_agree_on_few_rows_may_differ_on_others_whatever_they_predic
     share = Predictions(labels, labels, lambda labels, found: float(np.mean(labels == found)), span=1.0)
     found = paired_difference(share, share)
     assert found.value == 0 and found.high == -found.low == pytest.approx(of_classes.high, rel=0.3)
-
-
-def test_it_ends_where_no_difference_can_be() -> None:
-    rows = 4
-    labels = np.zeros(rows, dtype=int)
-    same = Predictions(labels, np.eye(2)[labels], accuracy, 2, span=1.0)
-    found = paired_difference(same, same, 0.99)
-    assert (found.low, found.high) == (-1.0, 1.0)
+    assert found.high <= 1  # which no difference exceeds
 
 
 def test_of_correlations_it_is_paired() -> None:
@@ -87,10 +80,3 @@ def test_one_or_two_rows_tell_nothing(rows: int) -> None:
     (values,) = numbers(rows, 1.0)
     found = paired_difference(Predictions(values, values, mean), Predictions(values, values + 1, mean))
     assert found.as_dict() == {"value": pytest.approx(1.0), "low": None, "high": None}
-
-
-@pytest.mark.parametrize("freedom", [2, 30])
-@pytest.mark.parametrize(("probability", "tolerance"), [(0.975, 0.01), (0.998, 0.12)])
-def test_student_t(freedom: int, probability: float, tolerance: float) -> None:
-    exact = stats.t.ppf(probability, freedom)
-    assert exact * 0.9999 <= student_t(probability, freedom) <= exact * (1 + tolerance)

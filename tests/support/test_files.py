@@ -1,7 +1,6 @@
 """Files that are written: what a full disk is reported as, and what is never replaced."""
 
 import errno
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from attendrop.tasks.table import SkippedRow, write_skipped
 from attendrop.tasks.types.classification import Classification
 
 
-def test_a_full_disk_is_told_whichever_library_meets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_whichever_library_meets_it(tmp_path: Path) -> None:
     for error in (RuntimeError("PytorchStreamWriter failed writing file"), OSError(errno.ENOSPC, "full")):
         with pytest.raises(OSError, match=str(tmp_path)) as caught, disk_errors(tmp_path):
             raise error
@@ -40,10 +39,6 @@ def test_a_full_disk_is_told_whichever_library_meets_it(tmp_path: Path, monkeypa
         with pytest.raises(OSError, match=str(tmp_path)) as caught, disk_errors(tmp_path):
             raise SafetensorError(f"Error while serializing: I/O error: ... (os error {number})")
         assert caught.value.errno == number
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))  # PyTorch does not say which of them it was
-    with pytest.raises(OSError, match=str(tmp_path)) as caught, disk_errors(tmp_path):
-        raise RuntimeError("PytorchStreamWriter failed writing file")
-    assert caught.value.errno == errno.EFBIG
     with pytest.raises(RuntimeError, match="something else"), disk_errors(tmp_path):
         raise RuntimeError("something else")
 

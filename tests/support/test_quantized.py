@@ -13,8 +13,7 @@ from torch import nn
 
 from attendrop import AttendropError, prune, regularize
 
-# Rows of the table that read or change single weights; what they say of packed weights, and of linear layers that are
-# none by their class.
+# Rows that read or change single weights: what they say of packed ones, and of layers that are not linear by class.
 PACKED = {
     "mixout": "no trainable linear layers",
     "mixout elements": "no trainable linear layers",

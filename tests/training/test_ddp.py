@@ -122,9 +122,3 @@ def test_checkpoints_of_two_processes_are_complete(folder: Callable[[str], Path]
 @pytest.mark.gpu
 def test_a_mean_loss_is_not_multiplied_by_the_processes_that_evaluate(ranks: Results, alone: Results) -> None:
     assert ranks("evaluated") == pytest.approx([alone("evaluated")] * 2)
-
-
-@pytest.mark.gpu
-def test_processes_stop_in_the_step_in_which_one_gets_a_signal(ranks: Results, folder: Callable[[str], Path]) -> None:
-    assert ranks("stopped") == [2, 2]
-    assert is_complete(folder("stopped") / "stopped/checkpoint-2")

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from attendrop import AttendOut, AttendropError
 from attendrop.methods.core.context import Processes
-from attendrop.training.labelled_data import ColumnCollator, LabelledBatches, LabelledRows, labelled_data, set_aside
+from attendrop.training.regularization import LabelledBatches, LabelledRows, labelled_data
+from attendrop.training.trainer import ColumnCollator, set_aside
 
 CPU = torch.device("cpu")
 
@@ -43,30 +44,22 @@ def test_processes_share_all_rows_out() -> None:
     assert [batch["rows"] for batch in ragged.iter_batches(2, Processes(0, 2))] == [[0, 1], [4]]
 
 
-def test_reward_data_may_be_a_loader_or_batches() -> None:
-    rows = zoo.rows("bert", (4, 6, 5))
-    of_loader = labelled_data("reward_data", DataLoader(rows, batch_size=2, collate_fn=zoo.collate), CPU)  # type: ignore[arg-type]
-    assert isinstance(of_loader, LabelledRows)
-    assert of_loader.sample(0, 2, 2)[0]["input_ids"].shape[0] == 2
-    of_batches = labelled_data("reward_data", [zoo.collate(rows)], CPU)
-    assert isinstance(of_batches, LabelledBatches)
-    assert len(of_batches.sample(0, 5, 1)) == 5
-    assert labelled_data("reward_data", None, CPU) is None
-    assert labelled_data("reward_data", of_loader, CPU) is of_loader
-
-
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(3))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [(Stream(), "not Stream"), (DataLoader(Stream()), "stream"), ([], "no batches"), ([1, 2], "not list")],
-)
-def test_other_reward_data_is_refused(given: Any, message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        labelled_data("reward_data", given, CPU)
+def test_reward_data_may_be_a_loader_or_batches() -> None:
+    rows = zoo.rows("bert", (4, 6, 5))
+    of_loader = labelled_data("reward_data", DataLoader(rows, batch_size=2, collate_fn=zoo.collate), CPU)  # type: ignore[arg-type]
+    assert of_loader is not None and of_loader.sample(0, 2, 2)[0]["input_ids"].shape[0] == 2
+    of_batches = labelled_data("reward_data", [zoo.collate(rows)], CPU)
+    assert of_batches is not None and len(of_batches.sample(0, 5, 1)) == 5
+    for given, message in (
+        (Stream(), "not Stream"), (DataLoader(Stream()), "stream"), ([], "is empty"), ([1, 2], "not list"),
+    ):  # fmt: skip
+        with pytest.raises(AttendropError, match=message):
+            labelled_data("reward_data", given, CPU)
 
 
 @pytest.mark.parametrize("kind", [list, Dataset])
@@ -75,20 +68,12 @@ def test_rows_are_set_aside(kind: Any) -> None:
     parts = set_aside(rows, 0.1, 3)
     assert all(isinstance(part, Dataset) == (kind is Dataset) for part in parts)  # whose columns the trainer knows
     kept, held = ([row if kind is list else row["number"] for row in part] for part in parts)
-    assert len(held) == 5 and held != list(range(5))
-    assert [len(set_aside(range(count), share, 0)[1]) for count, share in ((100, 0.29), (10, 0.19), (5, 0.1))] == [
-        29,
-        1,
-        1,
-    ]
-    assert sorted(kept + held) == list(range(50))
-    assert list(set_aside(rows, 0.1, 3)[1]) == list(set_aside(rows, 0.1, 3)[1])
-
-
-@pytest.mark.parametrize(("rows", "message"), [([1], "cannot be divided"), (Stream(), "stream")])
-def test_what_cannot_be_divided(rows: Any, message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        set_aside(rows, 0.1, 0)
+    assert len(held) == 5 and held != list(range(5)) and sorted(kept + held) == list(range(50))
+    for count, share, number in ((100, 0.29, 29), (10, 0.19, 1), (5, 0.1, 1)):
+        assert len(set_aside(range(count), share, 0)[1]) == number
+    for few, message in (([1], "cannot be divided"), (Stream(), "stream")):
+        with pytest.raises(AttendropError, match=message):
+            set_aside(few, 0.1, 0)
 
 
 # --- The trainer
@@ -112,15 +97,9 @@ def test_the_trainer_takes_the_rows_that_it_is_told_to(tmp_path: Path) -> None:
         trainer_of(tmp_path, AttendOut(reward_data="eval"))
 
 
-def of_labels(found: Any, compute_result: bool = False) -> dict[str, float]:
-    """The mean logit of the labels; compute_result comes with batch_eval_metrics."""
-    assert compute_result == torch.is_tensor(found.predictions)
+def of_labels(found: Any) -> dict[str, float]:
+    """The mean logit of the labels."""
     return {"eval_logit": float(found.predictions[range(len(found.label_ids)), found.label_ids].mean())}
-
-
-def of_inputs(found: Any) -> dict[str, float]:
-    assert found.inputs.shape[0] == len(found.label_ids)
-    return of_labels(found)
 
 
 def rewards_of(folder: Path, **options: Any) -> list[float]:
@@ -131,13 +110,6 @@ def rewards_of(folder: Path, **options: Any) -> list[float]:
     return history(trainer, "attendout/reward")
 
 
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    found = rewards_of(tmp_path_factory.mktemp("usual"), compute_metrics=of_labels)
-    assert any(found)
-    return found
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -145,31 +117,21 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
             "compute_metrics": lambda found: {"logit": float(found.predictions.mean())},
             "preprocess_logits_for_metrics": lambda logits, labels: logits.gather(1, labels[:, None]),
         },
-        {"compute_metrics": of_labels, "batch_eval_metrics": True},
         {
             "compute_metrics": lambda found: {"error": -of_labels(found)["eval_logit"]},
-            "metric_for_best_model": "error",
+            "eval_dataset": {"one": examples(count=2), "two": examples(count=3)},
+            "metric_for_best_model": "eval_two_error",
             "greater_is_better": False,
         },
-        {"compute_metrics": of_inputs, "include_for_metrics": ["inputs"]},
-        {
-            "compute_metrics": of_labels,
-            "eval_dataset": {"one": examples(count=2), "two": examples(count=3)},
-            "metric_for_best_model": "eval_two_logit",
-        },
     ],
-    ids=["preprocessed", "by batch", "of which less is better", "with inputs", "of one of several sets"],
+    ids=["preprocessed", "of which less is better, of one of several sets"],
 )
-def test_the_metric_is_computed_as_the_trainer_does(
-    options: dict[str, Any], usual: list[float], tmp_path: Path
-) -> None:
-    assert rewards_of(tmp_path, **options) == pytest.approx(usual)
+def test_the_metric_is_computed_as_the_trainer_does(options: dict[str, Any], tmp_path: Path) -> None:
+    usual = rewards_of(tmp_path / "usual", compute_metrics=of_labels)
+    assert any(usual) and rewards_of(tmp_path / "other", **options) == pytest.approx(usual)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("loss", "needs a trainer with compute_metrics and a metric"), ("f1", "'f1' is none of the metrics.*: logit;")],
-)
+@pytest.mark.parametrize(("name", "message"), [("loss", "needs a trainer with"), ("f1", "'f1' is none of .*: logit;")])
 def test_a_metric_that_is_not_computed_is_refused(name: str, message: str, tmp_path: Path) -> None:
     method = AttendOut(score="metric", dropout_step=1)
     trainer = trainer_of(tmp_path, method, compute_metrics=of_labels, metric_for_best_model=name, max_steps=4)
@@ -179,7 +141,8 @@ def test_a_metric_that_is_not_computed_is_refused(name: str, message: str, tmp_p
 
 def test_rows_without_columns_of_a_method_are_left_to_the_collator() -> None:
     """Rows may be tuples, and what loads them in other processes must be picklable."""
-    collate = ColumnCollator(default_collate, ["answer_mask"])
+    collate = ColumnCollator(default_collate)
     assert [each.tolist() for each in pickle.loads(pickle.dumps(collate))([(1, 2), (3, 4)])] == [[1, 3], [2, 4]]
-    indexed = ColumnCollator(default_collate, [], with_index=True)
-    assert indexed([{"a": 5, "row_index": 7}, {"a": 6, "row_index": 2}])["row_index"].tolist() == [7, 2]
+    rows = [{"a": 5, "row_index": 7, "answer_mask": [1, 1]}, {"a": 6, "row_index": 2, "answer_mask": [0]}]
+    assert collate(rows)["row_index"].tolist() == [7, 2]
+    assert collate(rows)["answer_mask"].tolist() == [[1, 1], [0, -1]]

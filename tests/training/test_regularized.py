@@ -152,16 +152,13 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     plain = weights(None)
     for method in (L2SP(alpha=0.5), ChildTuning(variant="D"), Mixout()):
         assert not torch.equal(plain, weights(method))
-    several = {"one": rows, "other": rows.select(range(4))}
-    assert not torch.equal(weights(None, several), weights(L2SP(alpha=0.5), several))
-    with pytest.raises(AttendropError, match="pass train_data"):
-        weights(ChildTuning(variant="D"), several)
-    for method, reason in (
-        (DropAttention(), "as one mapping"),
-        (ADDrop(attribution="recorded"), "makes its own batches"),
+    for method, rows_of, reason in (
+        (ChildTuning(variant="D"), {"one": rows, "other": rows.select(range(4))}, "pass train_data"),
+        (DropAttention(), rows, "as one mapping"),
+        (ADDrop(attribution="recorded"), rows, "makes its own batches"),
     ):
         with pytest.raises(AttendropError, match=reason):
-            weights(method)
+            weights(method, rows_of)
 
 
 @pytest.mark.slow
@@ -182,31 +179,3 @@ def test_lightning_fabric(method: Any) -> None:
                 take_step(reg, batch)
         found.append({name: value.detach() for name, value in model.named_parameters()})
     zoo.assert_same(*found)
-
-
-@pytest.mark.slow
-def test_optuna(tmp_path: Path) -> None:
-    """A trial is the run with its options; those of the method are suggested in an objective of one's own."""
-    library = pytest.importorskip("optuna")
-
-    def trainer(p: float, **options: Any) -> RegularizedTrainer:
-        made: dict[str, Any] = {"model_init": lambda: zoo.build("bert", dropout=0.1), "eval_dataset": examples(count=4)}
-        return trainer_of(tmp_path, ADDrop(p=p), max_steps=3, eval_strategy="epoch", **made, **options)
-
-    def space(trial: Any) -> dict[str, float]:
-        return {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)}
-
-    def objective(trial: Any) -> float:
-        tried = trainer(trial.suggest_float("p", 0.1, 0.6))
-        tried.train()
-        return float(tried.evaluate()["eval_loss"])
-
-    best: Any = trainer(0.3).hyperparameter_search(space, backend="optuna", n_trials=3, direction="minimize")
-    alone = trainer(0.3, **best.hyperparameters)
-    alone.train()
-    assert alone.evaluate()["eval_loss"] == pytest.approx(best.objective, abs=1e-6)
-    study = library.create_study()
-    for p in (0.1, 0.6):
-        study.enqueue_trial({"p": p})
-    study.optimize(objective, n_trials=2)
-    assert study.trials[0].value != study.trials[1].value

@@ -1,9 +1,8 @@
-"""Streams of rows: trained on in their own order, resumed where they were, refused where rows are chosen."""
+"""Streams of rows: trained on in their own order, resumed where they were."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,10 @@ import torch
 from datasets import Dataset
 from helpers import zoo
 from helpers.training import ALWAYS, Stop, examples, trainer_of, weights
-from torch.utils.data import IterableDataset
 
-from attendrop import ADDrop, AttendOut, AttendropError, Method, RegularizedTrainer
+from attendrop import ADDrop, Method, RegularizedTrainer
 
 CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
-
-
-class Endless(IterableDataset[dict[str, Any]]):
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return itertools.cycle(examples())
 
 
 def shuffled_stream() -> Any:
@@ -67,22 +60,3 @@ def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
     resumed = stream_trainer(tmp_path / "cut", CROSS, **saved)
     resumed.train(resume_from_checkpoint=True)
     zoo.assert_same(weights(resumed), weights(whole))
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "message"),
-    [
-        (
-            ALWAYS,
-            {"train_sampling_strategy": "group_by_length"},
-            "needs the lengths of all training rows, and these are a",
-        ),
-        (AttendOut(), {}, "cannot be set aside from a stream"),
-        (AttendOut(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
-    ],
-)
-def test_where_rows_are_chosen_a_stream_is_refused(
-    method: Method, given: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(AttendropError, match=message):
-        trainer_of(tmp_path, method, train_dataset=Endless(), max_steps=2, **given)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
 from helpers.training import ALWAYS, LENGTHS, Gradients, Stop, examples, history, trainer_of, weights
@@ -18,21 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
-from attendrop import (
-    ADDrop,
-    AttendropError,
-    ChildTuning,
-    Compose,
-    Mixout,
-    RDrop,
-    regularized,
-)
+from attendrop import ADDrop, AttendOut, AttendropError, Compose, regularized
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint, write_manifest
-from attendrop.training.labelled_data import EpochSampler
-from attendrop_methods import L2SP, R3F
+from attendrop.training.trainer import EpochSampler
+from attendrop_methods import L2SP
 
 CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 
@@ -51,10 +41,7 @@ def test_plain_fine_tuning_is_what_the_stock_trainer_does(tmp_path: Path) -> Non
     ours = trained(tmp_path, None, train_sampling_strategy="sequential")
     reference = trainer_of(tmp_path, None, train_sampling_strategy="sequential")
     stock = Trainer(
-        model=zoo.build("bert", dropout=0.1),
-        args=reference.args,
-        train_dataset=examples(),
-        data_collator=zoo.collate,
+        model=zoo.build("bert", dropout=0.1), args=reference.args, train_dataset=examples(), data_collator=zoo.collate
     )
     stock.train()
     zoo.assert_same(ours, weights(stock))
@@ -144,21 +131,6 @@ def test_the_log_says_what_was_dropped_and_when(tmp_path: Path) -> None:
     assert [entry["epoch"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry] == [2]
 
 
-def test_a_first_micro_batch_without_labels_does_not_decide_how_losses_are_weighted(tmp_path: Path) -> None:
-    rows = examples("gpt2")
-    rows[0] = rows[0] | {"labels": torch.full_like(rows[0]["labels"], -100)}
-    found = {}
-    for by_method in (True, False):
-        cut: dict[str, Any] = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "max_steps": 2}
-        cut |= {"train_sampling_strategy": "sequential", "logging_strategy": "steps", "logging_steps": 1}
-        given = {"model": zoo.build("gpt2"), "train_dataset": rows, "data_collator": zoo.collate}
-        ours = trainer_of(tmp_path, None, logging_nan_inf_filter=False, **given, **cut)
-        trainer = ours if by_method else Trainer(args=ours.args, **given)
-        trainer.train()
-        found[by_method] = history(trainer, "loss") + history(trainer, "grad_norm")
-    assert found[True] == pytest.approx(found[False], rel=1e-5)
-
-
 def test_micro_batches_without_labels_add_nothing_to_the_loss(tmp_path: Path) -> None:
     """Their mean, over no tokens, is NaN, which the stock trainer replaces in its log by the mean of other losses."""
     rows = examples("bert-tokens", count=8)
@@ -178,24 +150,18 @@ def test_micro_batches_without_labels_add_nothing_to_the_loss(tmp_path: Path) ->
 # --- Arguments of the stock trainer
 
 
+class Stream(IterableDataset[dict[str, Any]]):
+    """Rows without end."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return itertools.cycle(examples())
+
+
 def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-@pytest.mark.parametrize("method", [ALWAYS, Mixout(), R3F(), Compose(L2SP(), ALWAYS)], ids=lambda m: m.name)
-def test_reentrant_checkpointing_is_refused_to_what_acts_within_the_model(method: Any, tmp_path: Path) -> None:
-    with pytest.raises(AttendropError, match=r"[Rr]eentrant.*'use_reentrant': False"):
-        trainer_of(tmp_path, method, **checkpointing_arguments(use_reentrant=True))
-
-
-@pytest.mark.parametrize("method", [None, L2SP(), ChildTuning(), RDrop()], ids=str)
-def test_other_methods_train_as_without_reentrant_checkpointing(method: Any, tmp_path: Path) -> None:
-    found = []
-    for arguments in ({}, checkpointing_arguments(use_reentrant=True)):
-        trainer = trainer_of(tmp_path, method, max_steps=2, **arguments)
-        trainer.train()
-        found.append(weights(trainer))
-    zoo.assert_same(*found, 1e-6)
+ENDLESS = {"train_dataset": Stream(), "max_steps": 3}
 
 
 @pytest.mark.parametrize("number", [torch.tensor(0.5), torch.tensor(0), torch.tensor([0.5, 0.5])], ids=str)
@@ -207,34 +173,30 @@ def test_labels_that_are_numbers_are_not_smoothed(number: Tensor, tmp_path: Path
         trainer_of(tmp_path, None, model=model, train_dataset=rows, label_smoothing_factor=0.1, max_steps=1).train()
 
 
-def test_data_parallel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 2))
-    with pytest.raises(AttendropError, match=r"2 GPUs in one process.*torchrun"):
-        trainer_of(tmp_path)
-
-
-def test_a_model_in_the_wrapper_of_torch_compile_is_refused(tmp_path: Path) -> None:
-    """The trainer of transformers saves it under other names, from which stock code loads random weights."""
-    with pytest.raises(AttendropError, match=r"wrapped by torch\.compile.*torch_compile=True.*model\.compile\(\)"):
-        trainer_of(tmp_path, model=torch.compile(zoo.build("bert"), backend="eager"), remove_unused_columns=False)
-
-
-def test_a_model_that_is_compiled_elsewhere_notices_the_hooks_of_a_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (checkpointing_arguments(use_reentrant=True), r"reentrant.*'use_reentrant': False"),
+        ({"auto_find_batch_size": True}, "does not support auto_find_batch_size"),
+        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 1}, "does not support dataloader_pers"),
+        # The trainer of transformers saves it under other names, from which stock code loads random weights.
+        ({"remove_unused_columns": False}, r"wrapped by torch\.compile.*torch_compile=True.*model\.compile\(\)"),
+        ({"n_gpu": 2}, r"2 GPUs in one process.*torchrun"),
+        ({**ENDLESS, "train_sampling_strategy": "group_by_length"}, "sorts rows by their lengths, and those given are"),
+        ({**ENDLESS, "method": AttendOut()}, "cannot be set aside from a stream"),
+        ({"reward_dataset": Stream(), "method": AttendOut()}, "draws rows at random, and those given are a stream"),
+    ],
+)
+def test_what_the_trainer_refuses(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default it ignores those that come after its first pass, so HiddenCut would cut nothing."""
-    guarded: list[bool] = []
-
-    class Look(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            guarded.append(not torch._dynamo.config.skip_nnmodule_hook_guards)
-
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")  # by `accelerate launch`
-    with torch.compiler.set_stance("force_eager"):
-        trainer_of(
-            tmp_path, model=zoo.build("bert"), max_steps=1, remove_unused_columns=False, callbacks=[Look()]
-        ).train()
-    assert guarded == [True]
+    options, model = dict(options), zoo.build("bert")
+    count = options.pop("n_gpu", 1)
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: count))
+    if "remove_unused_columns" in options:
+        model = torch.compile(model, backend="eager")
+    with pytest.raises(AttendropError, match=message):
+        trainer_of(tmp_path, model=model, **{"method": ALWAYS} | options)
 
 
 # --- The order of batches
@@ -285,31 +247,14 @@ def test_the_order_of_a_trainer_of_one_s_own_is_kept(tmp_path: Path) -> None:
         assert sorted(order) == list(range(16)) and (order == list(range(16))) == kept
 
 
-def test_the_length_column_groups(tmp_path: Path) -> None:
-    """The column decides, not the number of tokens."""
-    rows = [{key: value.tolist() for key, value in row.items()} for row in zoo.rows("bert", [6] * 16)]
-    data = Dataset.from_list([row | {"length": i % 4} for i, row in enumerate(rows)]).with_format("torch")
-    tokens = {tuple(row["input_ids"]): i for i, row in enumerate(rows)}
-    batches = trainer_of(tmp_path, train_dataset=data, train_sampling_strategy="group_by_length").get_train_dataloader()
-    assert [len({tokens[tuple(row.tolist())] % 4 for row in batch["input_ids"]}) for batch in batches] == [1] * 4
-
-
 # --- Methods that rest
-
-
-class Stream(IterableDataset[dict[str, Any]]):
-    """Rows without end."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return itertools.cycle(examples())
 
 
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
-        (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "was fine-tuned plainly"]),
         (Compose(CROSS, L2SP()), {"num_train_epochs": 1}, ["ad-drop would regularise none", "fine-tuned without it"]),
-        (CROSS, {"max_steps": 3, "train_dataset": Stream()}, ["has no length", "never took effect"]),
+        (CROSS, ENDLESS, ["has no length", "never took effect"]),
         (CROSS, {"max_steps": 5}, []),
     ],
 )
@@ -349,15 +294,6 @@ SCHEDULES: dict[str, tuple[int, dict[str, Any]]] = {
             "gradient_accumulation_steps": 2,
         },
     ),
-    "workers that persist": (
-        5,
-        EVERY_STEP | {
-            "save_steps": 3,
-            "eval_strategy": "epoch",
-            "dataloader_num_workers": 1,
-            "dataloader_persistent_workers": True,
-        },
-    ),
 }  # fmt: skip
 
 
@@ -395,38 +331,6 @@ def test_what_a_model_does_not_save_is_not_trained(tmp_path: Path) -> None:
     zoo.assert_same({name: weights(trainer)[name] for name in unsaved}, unsaved)
 
 
-@pytest.mark.parametrize(
-    ("step", "moment"), [(3, "forward pass"), (3, "update"), (4, "forward pass"), (8, "forward pass")]
-)
-def test_a_checkpoint_on_sigterm_is_of_whole_steps_and_loses_no_evaluation(
-    step: int, moment: str, tmp_path: Path
-) -> None:
-    """Whenever in a step the signal comes: within an epoch, at its end, and at the end of the run."""
-    options = {"eval_strategy": "epoch", "eval_dataset": examples(count=8), "compute_metrics": accuracy}
-    whole = trainer_of(tmp_path / "whole", CROSS, **options)
-    whole.train()
-    trainer = trainer_of(tmp_path / "cut", CROSS, enable_jit_checkpoint=True, **options)
-    callbacks = trainer.callback_handler.callbacks
-    manager = next(each.jit_manager for each in callbacks if isinstance(each, JITCheckpointCallback))
-    part, name = (
-        (trainer, "compute_loss") if moment == "forward pass" else (trainer.callback_handler, "on_optimizer_step")
-    )
-    usual = getattr(part, name)
-
-    def signalled(*given: Any, **more: Any) -> Any:
-        manager.is_checkpoint_requested |= trainer.state.global_step == step - 1
-        return usual(*given, **more)
-
-    setattr(part, name, signalled)
-    trainer.train()
-    assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == [f"checkpoint-{step}"]
-    again = trainer_of(tmp_path / "cut", CROSS, **options)
-    again.train(resume_from_checkpoint=True)
-    zoo.assert_same(weights(again), weights(whole))
-    for found, expected in zip(comparable(again), comparable(whole), strict=True):
-        assert found == pytest.approx(expected, rel=1e-6)
-
-
 def test_early_stopping_counts_on(tmp_path: Path) -> None:
     """Up to the patience that it has now."""
     options = BEST | {
@@ -442,36 +346,6 @@ def test_early_stopping_counts_on(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=True)
     assert len(history(trainer, "eval_accuracy")) == 4  # the first is the best; then patience runs out
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
-
-
-def test_batches_that_one_process_dispatches_are_not_resumed_within_an_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Accelerate would skip half of them in two processes."""
-    options = EVERY_STEP | {"accelerator_config": {"dispatch_batches": True}}
-    trained(tmp_path, max_steps=2, **options)
-    trainer = trainer_of(tmp_path, max_steps=2, **options)
-    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 2))
-    with pytest.raises(AttendropError, match=r"checkpoint-1' is of the middle of an epoch.*dispatch_batches=True"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-
-
-def test_after_an_error_of_memory_the_method_begins_as_at_the_start(tmp_path: Path) -> None:
-    """The weights are not those of the start."""
-    trainer = trainer_of(tmp_path, L2SP(), auto_find_batch_size=True)
-    start, sizes, step = weights(trainer), [], trainer.training_step
-
-    def full_once(*given: Any) -> Any:
-        sizes.append(len(given[1]["labels"]))
-        if sizes == [4, 4, 4]:
-            raise RuntimeError("CUDA out of memory.")
-        return step(*given)
-
-    trainer.training_step = full_once  # type: ignore[method-assign]
-    trainer.train()
-    assert sizes[2:4] == [4, 3]
-    kept = trainer.method_state.start
-    zoo.assert_same(kept, {name: start[name] for name in kept})
 
 
 def test_a_process_that_dies_while_it_writes_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,30 +393,3 @@ def test_rotation_keeps_a_complete_checkpoint_at_every_moment(tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
         f"checkpoint-{i}" for i in range(9 - limit, 9)
     ]
-
-
-def test_a_second_training_in_a_folder_keeps_its_own_checkpoints(tmp_path: Path) -> None:
-    """Those of the first have greater numbers."""
-    found = []
-
-    class Look(TrainerCallback):
-        def on_save(self, *_: Any, **__: Any) -> None:
-            found.append(sorted(path.name for path in tmp_path.glob("checkpoint-*")))
-
-    trained(tmp_path, max_steps=3, save_total_limit=1, **EVERY_STEP)
-    trained(tmp_path, max_steps=2, save_total_limit=1, callbacks=[Look()], **EVERY_STEP)
-    assert found == [["checkpoint-1"], ["checkpoint-2"]]
-
-
-def test_the_noise_of_transformers_own_neftune_acts_beside_a_method(tmp_path: Path) -> None:
-    """Masks depend on their key alone, so only the noise can make a difference; it ends with the training."""
-    losses = {}
-    for alpha in (None, 15.0):
-        trainer: Any = trainer_of(
-            tmp_path, ALWAYS, model=zoo.build("bert"), max_steps=1, logging_steps=1, neftune_noise_alpha=alpha,
-            logging_strategy="steps",
-        )  # fmt: skip
-        trainer.train()
-        losses[alpha] = trainer.state.log_history[0]["loss"]
-        assert not trainer.model.get_input_embeddings()._forward_hooks
-    assert losses[None] != losses[15.0]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
+from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from attendrop.attention.blocks import Block
-from attendrop.attention.hooks import PlanHooks, evaluating, forked_rng
+from attendrop.attention.blocks import Block, ModelStructure, hidden_states
+from attendrop.attention.hooks import ModuleHooks, evaluating, forked_rng, replaced_attribute
 from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
@@ -25,11 +26,12 @@ from attendrop.attention.interface import (
 )
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.own_softmax import computes_softmax, follow
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, BlockEdit, Plan
 from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cache
 from attendrop.errors import AttendropError
 from attendrop.support.models import model_inputs, named_outputs
 
+_CHECKPOINT = "_gradient_checkpointing_func"
 logger = logging.getLogger(__name__)
 
 # Attached adapters. Two models made from one configuration share it: the last adapter to be detached restores it.
@@ -52,6 +54,16 @@ class ModelAdapter:
             prepends virtual tokens.
     """
 
+    # Plans reach what calls the attention interface as a keyword; what does not (attention modules that compute softmax
+    # themselves, blocks, the embedding and the head), by hooks. In one pass:
+    #
+    # 1. The model is called with the plan as a keyword, and passes it on to its layers, or it stops at the model (those
+    #    that compute softmax).
+    # 2. The embedding, attention modules, blocks and the head run, in this order; the plan is that of their keywords,
+    #    or of the call in progress. While a block runs, ``_edit`` is what the plan changes within it.
+    # 3. Under activation checkpointing, attention modules and blocks run again in the backward pass, where they find
+    #    the plan of their first run in their keywords, or by the replaced checkpoint function.
+
     def __init__(self, model: nn.Module) -> None:
         peft: Any = getattr(model, "active_peft_config", None)
         if getattr(peft, "is_prompt_learning", False):
@@ -65,8 +77,14 @@ class ModelAdapter:
         self.configs = attention_configs(model, self._cache.attention)
         check_implementations(model, self._cache.attention, self.configs)
         self._trace: Trace | None = None
-        self._hooks = PlanHooks(model, takes_keyword=not any(map(computes_softmax, self._cache.attention)))
         self._attached = False
+        self._takes_keyword = not any(map(computes_softmax, self._cache.attention))
+        self._of_call, self._of_attention, self._of_blocks = ModuleHooks(), ModuleHooks(), ModuleHooks()
+        self._in_progress: tuple[Plan | None, ...] = ()  # the plan of the call, within one
+        self._watches_calls = False
+        self._checkpoints = ExitStack()
+        self._structure: ModelStructure | None = None
+        self._edit = (BlockEdit(), torch.Size())  # of the innermost block that runs, and its batch and length
 
     def attach(self) -> None:
         """Route the model's attention through this library. Idempotent."""
@@ -74,7 +92,7 @@ class ModelAdapter:
             return
         if any(other.model is self.model for other in _ATTACHED):
             raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
-        self._hooks.act_in_attention(filter(computes_softmax, self._cache.attention), follow)
+        self._act_in_attention()
         _ATTACHED.add(self)
         self._attached = True
         for config in self.configs:
@@ -82,7 +100,10 @@ class ModelAdapter:
 
     def detach(self) -> None:
         """Restore the model exactly. Idempotent."""
-        self._hooks.close()
+        for hooks in (self._of_blocks, self._of_attention, self._of_call):
+            hooks.close()
+        self._structure, self._in_progress, self._watches_calls = None, (), False
+        self._checkpoints.close()
         if not self._attached:
             return
         _ATTACHED.discard(self)
@@ -120,10 +141,9 @@ class ModelAdapter:
         return found
 
     def trace(self, batch: Mapping[str, Any]) -> list[AttentionLayer]:
-        """Find the attention layers by running the model once on ``batch``.
+        """Find the attention layers by running the model once on ``batch``, without gradients or traces of it.
 
-        The pass computes no gradients and leaves random states as they were. Its result is cached for batches with the
-        same columns, for as long as the model's modules stay the same.
+        The result is cached for batches with the same columns, for as long as the model's modules stay the same.
 
         Raises:
             AttendropError: The model does not pass keywords on to its attention layers, or some of its layers compute
@@ -133,7 +153,7 @@ class ModelAdapter:
         if cache is not self._cache:
             self._cache, self.configs = cache, attention_configs(self.model, cache.attention)
             if self._attached:
-                self._hooks.act_in_attention(filter(computes_softmax, cache.attention), follow)
+                self._act_in_attention()
         self._follow_switches()
         refuse_reentrant_checkpointing(cache.checkpointing)
         columns = frozenset(name for name, value in batch.items() if value is not None)
@@ -164,7 +184,7 @@ class ModelAdapter:
             )
         plan.bind(self._trace.layers_by_module, structure)
         if plan.acts_on - {"attention"}:
-            self._hooks.act_in_blocks(structure)
+            self._act_in_blocks(structure)
         return plan
 
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
@@ -185,6 +205,113 @@ class ModelAdapter:
             implementation_of(self.configs[0]),
         )
 
+    def _act_in_attention(self) -> None:
+        """Let plans act in the attention modules that compute softmax themselves, and in no others any more."""
+        self._of_attention.close()
+
+        def following(module: nn.Module) -> Callable[..., Any]:
+            stock = module.forward
+
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                plan = kwargs.pop(PLAN_KEYWORD, None)
+                if plan is None and not self._in_progress and torch._C._current_graph_task_id() != -1:
+                    raise AttendropError(
+                        f"The layers of {type(self.model).__name__} run again in the backward pass, where what was "
+                        "dropped is not known. Checkpoint activations with model.activation_checkpointing_enable(), or "
+                        "not at all."
+                    )
+                plan = plan or self._plan
+                return stock(*args, **kwargs) if plan is None else follow(plan, module, stock, args, kwargs)
+
+            return forward
+
+        functions = {module: following(module) for module in filter(computes_softmax, self._cache.attention)}
+        self._of_attention.replace_forward(self.model, functions)
+        if functions:
+            self._watch_calls()
+
+    def _act_in_blocks(self, structure: ModelStructure) -> None:
+        """Let plans act on blocks, embedding and head, in place of those of another structure. Idempotent."""
+        if structure is self._structure:
+            return
+        self._of_blocks.close()
+        self._structure = None
+        self._of_blocks.replace_forward(self.model, {block: self._block_forward(block) for block in structure.blocks})
+        self._structure = structure
+        self._watch_calls()
+
+        def embedded(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return output if self._plan is None else self._plan.embed(output)
+
+        def features(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return args if self._plan is None else (self._plan.features(args[0]), *args[1:])
+
+        def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            edit, shape = self._edit
+            return args if edit.activations is None else (_by_token(edit.activations, args[0], shape), *args[1:])
+
+        def feed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            edit, shape = self._edit
+            return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
+
+        if structure.embedding is not None:
+            self._of_blocks.after(structure.embedding, embedded)
+        if structure.head is not None:
+            self._of_blocks.before(structure.head, features)
+        for inner in {block.feed_forward for blocks in structure.blocks.values() for block in blocks}:
+            if inner is not None:
+                self._of_blocks.before(inner, activations)
+                self._of_blocks.after(inner, feed_forward)
+
+    @property
+    def _plan(self) -> Plan | None:
+        """The plan that the model was called with; also None outside a call."""
+        return self._in_progress[0] if self._in_progress else None
+
+    def _watch_calls(self) -> None:
+        if self._watches_calls:
+            return
+        self._watches_calls = True
+
+        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            self._checkpoints.close()  # of a call that ended by a KeyboardInterrupt, after which torch calls no hook
+            self._in_progress = (kwargs.get(PLAN_KEYWORD),)
+            if self._takes_keyword:
+                return None
+            within = partial(replaced_attribute, self, "_in_progress", self._in_progress)
+            for part in self.model.modules():
+                self._checkpoints.enter_context(_recomputed_within(part, within))
+            return args, {name: value for name, value in kwargs.items() if name != PLAN_KEYWORD}
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._in_progress = ()
+            self._checkpoints.close()
+
+        self._of_call.before(self.model, enter, with_kwargs=True)
+        self._of_call.after(self.model, leave, always_call=True)
+
+    def _block_forward(self, module: nn.Module) -> Callable[..., Any]:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan: Plan | None = kwargs.get(PLAN_KEYWORD, self._plan)
+            if plan is None or (block := plan.locate_block(module)) is None or (edit := plan.block(block)) is None:
+                return original(*args, **kwargs)
+            if edit.skip:
+                plan.count_skipped(block)
+                return block.skipped(args, kwargs)
+            if edit.activations is None and edit.feed_forward is None:
+                output = original(*args, **kwargs)
+            else:
+                edited = partial(replaced_attribute, self, "_edit", (edit, hidden_states(args, kwargs).shape[:2]))
+                with edited(), _recomputed_within(module, edited):
+                    output = original(*args, **kwargs)
+            if edit.output is None:
+                return output
+            return edit.output(output) if block.returns_tensor else (edit.output(output[0]), *output[1:])
+
+        return forward
+
 
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
     """List the attention layers of a model, in the order in which a forward pass on ``batch`` runs them.
@@ -195,3 +322,28 @@ def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | Non
         AttendropError: The model is not supported; the message says why.
     """
     return ModelAdapter(model).trace(example_inputs(model) if batch is None else batch)
+
+
+def _recomputed_within(module: nn.Module, context: Callable[[], ContextDecorator]) -> AbstractContextManager[None]:
+    """Recompute what the module itself checkpoints in this block within another ``context()``."""
+    stock: Callable[..., Any] | None = vars(module).get(_CHECKPOINT)
+    if stock is None:
+        return nullcontext()
+
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return stock(context()(function), *args, **kwargs)
+
+    return replaced_attribute(module, _CHECKPOINT, checkpoint)
+
+
+def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:
+    """Call ``edit`` with ``(batch, n, width)``, even if a model flattens all tokens of the batch."""
+    if states.shape[:-1] == shape:
+        return edit(states)
+    if states.shape[:-1].numel() != shape.numel():
+        raise AttendropError(
+            "The model's feed-forward processes some of the tokens at a time (in chunks, or by separate experts), so "
+            "nothing can be changed there; if that is an option of the model, such as chunk_size_feed_forward, switch "
+            "it off."
+        )
+    return edit(states.reshape(*shape, -1)).view_as(states)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -18,7 +18,7 @@ from attendrop.errors import AttendropError
 BERT_NAMES = ("query", "key", "value")
 DEBERTA_NAMES = ("query_proj", "key_proj", "value_proj")
 DISTILBERT_NAMES = ("q_lin", "k_lin", "v_lin")
-_SEPARATE = (BERT_NAMES, DISTILBERT_NAMES, ("q_proj", "k_proj", "v_proj"), DEBERTA_NAMES, ("q", "k", "v"))
+SEPARATE = (BERT_NAMES, DISTILBERT_NAMES, ("q_proj", "k_proj", "v_proj"), DEBERTA_NAMES, ("q", "k", "v"))
 # Attributes of an attention module that projects to queries, keys and values at once.
 _FUSED = ("c_attn", "Wqkv", "qkv")
 # Those known to produce them one after the other with the same width, if the module is a linear layer (True), or a
@@ -39,9 +39,8 @@ class Block:
         input_projections: The modules that make queries, keys and values, by the key of the attention layer.
         output_projections: The module that projects the outputs of the heads, by the key of the attention layer.
         feed_forward: The last projection of the feed-forward; its inputs are the activations.
-        extra_outputs: Where each output after the hidden states came from: the number or the name of an argument, or
-            None for an output that is None. None instead of a tuple: the block computes other outputs, and cannot be
-            skipped.
+        extra_outputs: Where each output after the hidden states came from: the number or the name of an argument; None
+            for None. None instead of a tuple: the block computes other outputs, and cannot be skipped.
         returns_tensor: Whether the module returns its hidden states alone, not in a tuple.
     """
 
@@ -103,11 +102,26 @@ class StructureEvents:
             if isinstance(module, PreTrainedModel):
                 with suppress(NotImplementedError, AttributeError):
                     embeddings.add(module.get_input_embeddings())
+
+        def enter(module: nn.Module, args: Any) -> None:
+            if module in embeddings and (not args or args[0].is_floating_point()):
+                return  # no words are embedded
+            event = "block" if module in self.blocks else "linear" if module in linear else "embed"
+            self.events.append((event, module, None))
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            """Record whether the output is a tensor, and :attr:`Block.extra_outputs`."""
+            given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+            others = output[1:] if isinstance(output, tuple) else ()
+            places = [next((at for at, each in given if each is value), None) for value in others]
+            known = all(value is None or at is not None for at, value in zip(places, others, strict=True))
+            sources = tuple(None if value is None else at for at, value in zip(places, others, strict=True))
+            self.events.append(("left", module, (not isinstance(output, tuple), sources if known else None)))
+
+        entered = self.blocks | linear | (embeddings - {None})
         return [
-            *(module.register_forward_pre_hook(self._saw("block")) for module in self.blocks),
-            *(module.register_forward_hook(self._left, with_kwargs=True) for module in self.blocks),
-            *(module.register_forward_pre_hook(self._saw("linear")) for module in linear),
-            *(module.register_forward_pre_hook(self._embedded) for module in embeddings - {None}),
+            *(module.register_forward_pre_hook(enter) for module in entered),
+            *(module.register_forward_hook(leave, with_kwargs=True) for module in self.blocks),
         ]
 
     def structure(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]]) -> ModelStructure:
@@ -145,26 +159,6 @@ class StructureEvents:
                 case "embed" if embedding is None and not (two_stacks and visits):  # after the encoder: the decoder's
                     embedding = module
         return ModelStructure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
-
-    def _saw(self, event: str) -> Callable[[nn.Module, Any], None]:
-        return lambda module, _: self.events.append((event, module, None))
-
-    def _embedded(self, module: nn.Module, args: Any) -> None:
-        if args and not args[0].is_floating_point():
-            self.events.append(("embed", module, None))
-
-    def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Record whether the output is a tensor, and :attr:`Block.extra_outputs`."""
-        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        sources: list[int | str | None] = []
-        returns_tensor = not isinstance(output, tuple)
-        for value in () if returns_tensor else output[1:]:
-            places = [at for at, argument in given if argument is value]
-            if value is not None and not places:
-                self.events.append(("left", module, (returns_tensor, None)))
-                return
-            sources.append(None if value is None else places[0])
-        self.events.append(("left", module, (returns_tensor, tuple(sources))))
 
 
 def block_of(model: nn.Module, attention: str) -> nn.Module | None:
@@ -235,22 +229,12 @@ def input_dim(projection: nn.Module) -> int:
     return 1 if isinstance(base_layer(projection), nn.Linear) else 0
 
 
-def separate_projections(attention: nn.Module) -> tuple[str, str, str] | None:
-    """Return the names of an attention module's separate projections to queries, keys and values; None without."""
-    modules = attention._modules
-    return next((names for names in _SEPARATE if all(modules.get(name) is not None for name in names)), None)
-
-
 def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
-    """List the parameters of an attention module that produce queries and keys, each with the relevant part.
+    """List the known parameters of an attention module that produce queries and keys, each with the relevant part.
 
-    For a fused projection, this is assumed to be the first two thirds. Empty if the module has none that are known
-    here.
-
-    Raises:
-        AttendropError: They are quantized.
+    For a fused projection, that is the first two thirds. Raises AttendropError if they are quantized.
     """
-    for query, key, _ in _SEPARATE:
+    for query, key, _ in SEPARATE:
         projections = [getattr(attention, name, None) for name in (query, key)]
         linear = [projection for projection in projections if isinstance(projection, nn.Linear)]
         if len(linear) == len(projections):
@@ -317,11 +301,7 @@ def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueP
 
 
 def inputs_of_heads(projection: nn.Module, numbers: Iterable[int], num_heads: int) -> tuple[int, list[int]]:
-    """Locate the outputs of heads, ``numbers`` of ``num_heads``, among the inputs of an output projection.
-
-    Returns:
-        A dimension of the projection's weight, and indices in it.
-    """
+    """Find the dimension and the indices in an output projection's weight for the outputs of some heads."""
     dim = input_dim(projection)
     weight: Tensor = projection.weight  # type: ignore[assignment]
     width = weight.shape[dim] // num_heads

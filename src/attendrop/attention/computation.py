@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from attendrop.attention.edits import AttentionEdit, after_drop, hidden_keys, valid_keys_and_bias
+from attendrop.attention.plan import AttentionEdit, after_drop, hidden_keys, valid_keys_and_bias
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import any_last, pack, unpack
 from attendrop.randomness.device_path import on_cpu

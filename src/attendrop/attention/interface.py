@@ -16,9 +16,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attendrop.attention.computation import AttentionComputation
-from attendrop.attention.edits import AttentionCall
 from attendrop.attention.own_softmax import computes_softmax
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, AttentionCall, Plan
 from attendrop.errors import AttendropError
 
 

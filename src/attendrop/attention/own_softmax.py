@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from attendrop.attention.blocks import separate_projections
-from attendrop.attention.edits import AttentionCall, AttentionEdit, after_drop, hidden_keys, visible_keys
-from attendrop.attention.plan import Plan
+from attendrop.attention.blocks import SEPARATE
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan, after_drop, hidden_keys, visible_keys
 from attendrop.errors import AttendropError
 
 # The modules, and how each reads its argument ``attention_mask``: True where a key is valid.
@@ -79,8 +78,14 @@ class _SoftmaxWatch(TorchFunctionMode):
         self.unread: dict[str, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.expected or func not in self.expected[-1][0] or not self._on_weights(*args):
+        kwargs, tensor = kwargs or {}, next(iter(args), None)
+        if not self.expected or func not in self.expected[-1][0] or not isinstance(tensor, Tensor):
+            return func(*args, **kwargs)
+        if self._weights is None:  # it is softmax, of the scores
+            is_next = tensor.shape == self.call.shape
+        else:  # on the weights from the last step
+            is_next = tensor.data_ptr() == self._weights.data_ptr() and tensor.numel() == self._weights.numel()
+        if not is_next:
             return func(*args, **kwargs)
         _, step = self.expected.pop()
         self._weights = step(partial(func, **kwargs), *args)
@@ -92,8 +97,8 @@ class _SoftmaxWatch(TorchFunctionMode):
         if self.edit.inputs is None:
             yield
             return
-        names = separate_projections(module)
-        if names is None:
+        names = next((names for names in SEPARATE if all(hasattr(module, name) for name in names)), ())
+        if not names:
             raise AttendropError(
                 f"{type(module).__name__} makes queries, keys and values in one projection, so they cannot be changed "
                 "one by one; let the method act elsewhere, if it can."
@@ -113,14 +118,6 @@ class _SoftmaxWatch(TorchFunctionMode):
     def _read(self, module: nn.Module, name: str, states: Tensor) -> Tensor:
         del vars(module)[name]
         return self.unread.pop(name)
-
-    def _on_weights(self, tensor: Any = None, *_: Any) -> bool:
-        """Return whether a function is called on the scores, or on the weights from the last step."""
-        if not isinstance(tensor, Tensor):
-            return False
-        if self._weights is None:
-            return tensor.shape == self.call.shape
-        return tensor.data_ptr() == self._weights.data_ptr() and tensor.numel() == self._weights.numel()
 
     def _softmax(self, function: Callable[..., Tensor], scores: Tensor, *args: Any) -> Tensor:
         drop = self.edit.drop

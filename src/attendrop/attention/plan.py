@@ -1,29 +1,323 @@
-"""Plans: what one forward pass changes at each attention layer, block, embedding and head."""
+"""Plans: what one forward pass changes at each attention layer, block, embedding and head, and how changes combine.
+
+A new kind of attention edit needs a field of :class:`AttentionEdit`, a rule for combining several, and support in the
+two ways of computing attention (``computation`` and ``own_softmax``).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
+from operator import itemgetter
+from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attendrop.attention.blocks import Block, ModelStructure
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
+from attendrop.randomness.candidates import any_last, pack, unpack
+from attendrop.randomness.device_path import on_cpu
 
 PLAN_KEYWORD = "attendrop_plan"
 # Values of a plan's ``acts_on``, each with the function by which it acts there.
 FUNCTIONS = {"attention": "edit", "blocks": "block", "embeddings": "embed", "features": "features"}
 _Place = TypeVar("_Place")
+# A mask hides a key if its entry is this far below the largest of its row. Models write -100 (Swin, beside a learned
+# bias), -10000 or less; exp(-64) is 1e-28, and learned biases, such as T5's, spread over less.
+_HIDDEN_BELOW = 64.0
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of an attention layer, or of several that are alike: shapes and valid keys.
+
+    Attributes:
+        layer: The attention layer; of several, the first.
+        shape: ``(batch, heads, query, key)``; of several layers, the sequences of one come after those of another.
+        valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
+        device: Device of the scores.
+        dtype: What the kernel computes in, and takes an additive mask in.
+        stack: The layers, if there are several.
+    """
+
+    layer: AttentionLayer
+    shape: tuple[int, int, int, int]
+    valid: Tensor | None
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    stack: tuple[AttentionLayer, ...] = ()
+
+    @property
+    def layers(self) -> tuple[AttentionLayer, ...]:
+        """The layers of the call."""
+        return self.stack or (self.layer,)
+
+    def split(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Split what a call of several layers computes, ``(batch, ...)``, into their parts."""
+        return tensor.reshape(len(self.layers), -1, *tensor.shape[1:]).unbind()
+
+    def stacked(self, layers: Sequence[AttentionLayer]) -> AttentionCall:
+        """Make one call of several layers that are called like this one."""
+        if len(layers) == 1:
+            return self
+        shape, valid = (len(layers) * self.shape[0], *self.shape[1:]), self.valid
+        if valid is not None and len(valid) > 1:
+            valid = valid.repeat(len(layers), 1, 1, 1)
+        return replace(self, layer=layers[0], shape=shape, valid=valid, stack=tuple(layers))
+
+    def origins(self) -> Tensor:
+        """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
+
+        In self-attention both are the first key that any query may attend to, counted from the first query where keys
+        of a cache come before it; in cross-attention the first query is 0.
+        """
+        batch = self.shape[0]
+        if self.valid is None:
+            return torch.zeros(batch, 2, dtype=torch.long, device=self.device)
+        first = self.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
+        cached = max(0, self.shape[3] - self.shape[2])
+        query = torch.zeros_like(first) if self.layer.kind == "cross" else (first - cached).clamp(min=0)
+        return torch.stack([query, first], -1)
+
+    def valid_queries(self) -> Tensor | None:
+        """Find the query positions that something may attend to, ``(batch, 1, query, 1)``; None: all, or not known."""
+        if self.valid is None or self.layer.kind == "cross" or self.shape[2] != self.shape[3]:
+            return None
+        return self.valid.any(-2, keepdim=True).transpose(-1, -2)
+
+
+class DropoutDraws:
+    """Dropout whose random numbers are drawn once for passes that begin in the same random state.
+
+    On a CPU a single thread draws them, which takes longer than softmax. A draw is kept, in bits, with the random
+    states before and after it. So outputs and random states are those of ``functional.dropout``, bit for bit.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[bytes, torch.Size, float], tuple[tuple[Tensor, tuple[int, ...]], Tensor]] = {}
+
+    def dropout(self, weights: Tensor, p: float) -> Tensor:
+        """Compute ``functional.dropout(weights, p)``."""
+        if not on_cpu(weights.device) or not 0 < p < 1:
+            return functional.dropout(weights, p)
+        key = torch.get_rng_state().numpy().tobytes(), weights.shape, p
+        if key in self._kept:
+            bits, after = self._kept[key]
+            kept = unpack(*bits)
+            torch.set_rng_state(after)
+        else:
+            kept = torch.empty(weights.shape, dtype=torch.bool).bernoulli_(1 - p)
+            self._kept[key] = pack(kept), torch.get_rng_state()
+        return weights * kept.to(weights.dtype).div_(1 - p)
+
+
+def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Compose functions of one or more tensors in the order of their calls."""
+
+    def call_all(*tensors: Tensor) -> Any:
+        for function in functions:
+            found = function(*tensors)
+            tensors = found if isinstance(found, tuple) else (found,)
+        return tensors if len(tensors) > 1 else tensors[0]
+
+    return call_all
+
+
+@dataclass(frozen=True)
+class ReadyMask:
+    """What dropped positions make of a model's mask, made for many layers at once: a layer adds it to its scores.
+
+    Attributes:
+        additive: ``(batch, heads, query, key)``, minus infinity at hidden and at dropped keys, in the dtype of the
+            computation. Rows of keys begin at multiples of 16 elements, as fused kernels want them.
+        whole: The rows that are dropped whole, ``(batch, heads, query, 1)``, whose keys are all equal; None if no row
+            can be.
+    """
+
+    additive: Tensor
+    whole: Tensor | None
+
+    @classmethod
+    def of(cls, call: AttentionCall, drop: Tensor, *, whole_rows: bool) -> ReadyMask:
+        """Make the mask of a call; ``drop`` is at valid keys only. ``whole_rows``: whether it can take a whole row."""
+        width = -(-call.shape[3] // 16) * 16
+        additive = torch.zeros(*call.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
+        if whole_rows:
+            kept, whole = after_drop(call.valid, drop)
+            return cls(additive.masked_fill_(~kept, -torch.inf), whole)
+        hidden = drop if call.valid is None else call.valid <= drop  # not valid, or dropped
+        return cls(additive.masked_fill_(hidden, -torch.inf), None)
+
+    def split(self, call: AttentionCall) -> list[ReadyMask]:
+        """Split the mask of several layers into theirs."""
+        whole = [None] * len(call.layers) if self.whole is None else call.split(self.whole)
+        return [ReadyMask(*parts) for parts in zip(call.split(self.additive), whole, strict=True)]
+
+
+@dataclass(frozen=True)
+class AttentionEdit:
+    """Changes in one call of an attention layer; a field with its default changes nothing.
+
+    Attributes:
+        combine: Functions that combine the values of several edits, by field; other fields may be set by one edit only.
+        drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
+            whose valid keys are all dropped attends to all of them equally.
+        in_part: No row is dropped whole by ``drop``, so that those need not be found.
+        ready: What ``drop`` makes of the model's mask, if that was computed before; it does not change the result.
+        weights: Function that replaces the attention weights, after softmax and the model's own dropout.
+        constant: Every row attends equally to its valid keys (Eq. 4 of Wu et al., 2021), as if all were dropped;
+            queries and keys are not multiplied. The model's own dropout acts on the equal weights.
+        output: Function that replaces the outputs of the heads, ``(batch, query, heads, dim)``, before the output
+            projection.
+        inputs: Function that replaces queries, keys and values, each ``(batch, heads, n, dim)``.
+        values: Function that reads the values that the weights multiply, ``(batch, heads, key, dim)``.
+        dropout: Probability of the dropout of attention weights, in place of the model's own.
+        draws: Random numbers of that dropout, if passes share them; they do not change the result.
+    """
+
+    combine: ClassVar[dict[str, Any]] = {
+        "drop": partial(reduce, torch.logical_or),
+        "constant": any,
+        "draws": itemgetter(0),
+    }
+    combine |= dict.fromkeys(("weights", "output", "inputs"), chain)
+    combine |= {"ready": lambda _: None, "in_part": lambda _: False}
+    combine |= {"values": lambda functions: lambda values: [function(values) for function in functions]}
+
+    drop: Tensor | None = None
+    in_part: bool = False
+    ready: ReadyMask | None = None
+    weights: Callable[[Tensor], Tensor] | None = None
+    constant: bool = False
+    output: Callable[[Tensor], Tensor] | None = None
+    inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    values: Callable[[Tensor], None] | None = None
+    dropout: float | None = None
+    draws: DropoutDraws | None = None
+
+    def drop_weights(self, weights: Tensor, stock: Callable[[Tensor], Tensor] | float) -> Tensor:
+        """Drop weights, by the model's own function or probability unless the edit sets one, and change them."""
+        p = stock if self.dropout is None else self.dropout
+        if callable(p):
+            weights = p(weights)
+        else:
+            weights = functional.dropout(weights, p) if self.draws is None else self.draws.dropout(weights, p)
+        return weights if self.weights is None else self.weights(weights)
+
+
+@dataclass(frozen=True)
+class BlockEdit:
+    """Changes at one block; see :class:`AttentionEdit`.
+
+    Attributes:
+        skip: Whether the block is left out: its output is its input.
+        activations: Function that replaces the activations of the feed-forward, ``(batch, n, inner width)``.
+        feed_forward: Function that replaces the output of the feed-forward's last projection, ``(batch, n, width)``.
+        output: Function that replaces the hidden states that leave the block, ``(batch, n, width)``.
+    """
+
+    combine: ClassVar[dict[str, Any]] = {"skip": any, "activations": chain, "feed_forward": chain, "output": chain}
+
+    skip: bool = False
+    activations: Callable[[Tensor], Tensor] | None = None
+    feed_forward: Callable[[Tensor], Tensor] | None = None
+    output: Callable[[Tensor], Tensor] | None = None
+
+
+_AnyEdit = TypeVar("_AnyEdit", AttentionEdit, BlockEdit)
+
+
+def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
+    """Combine edits of one kind into one, or None; raise AttendropError if two set a field that cannot be combined."""
+    if len(edits) < 2:
+        return edits[0] if edits else None
+    all_given = (
+        {field.name: value for field in fields(edit) if (value := getattr(edit, field.name)) is not field.default}
+        for edit in edits
+    )
+    given = [found for found in all_given if found]
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for found in given for name in found):
+        values = [found[name] for found in given if name in found]
+        if len(values) > 1 and name not in edits[0].combine:
+            raise AttendropError(f"Two methods edit the same layer, and {name!r} does not combine; use one of them.")
+        merged[name] = values[0] if len(values) == 1 else edits[0].combine[name](values)
+    if sum("drop" in found for found in given) > 1:
+        merged |= {name: edits[0].combine[name]([]) for name in ("in_part", "ready")}  # which hold for one alone
+    return type(edits[0])(**merged)
+
+
+def valid_keys_and_bias(
+    mask: Tensor | None, position_bias: Tensor | None, causal: bool, shape: tuple[int, int, int, int], query: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Split what the model passes into a boolean mask of valid keys and an additive bias, either None if absent.
+
+    Masks come as booleans (SDPA), as numbers, hugely negative where a key is not valid (eager), or not at all: then all
+    are valid, or in a causal layer those that are not in the future.
+    """
+    if mask is None:
+        queries, keys = shape[2:]
+        valid = None
+        if causal and queries > 1:
+            valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
+        return valid, position_bias
+    if mask.dtype == torch.bool:
+        return mask, position_bias
+    return visible_keys(mask.detach()), mask if position_bias is None else mask + position_bias
+
+
+def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the keys that rows attend to after positions are dropped, and the rows that are dropped whole.
+
+    These, ``(..., query, 1)``, attend to all their valid keys, equally. A row without any valid key is unchanged.
+    ``valid`` is None where all keys are.
+    """
+    if valid is None:
+        whole = ~any_last(~drop)
+        return ~drop | whole, whole
+    kept = valid & ~drop
+    whole = ~any_last(kept) & any_last(valid)
+    return torch.where(whole, valid, kept), whole
+
+
+def hidden_keys(kept: Tensor, valid: Tensor | None) -> Tensor:
+    """Find the scores to set to minus infinity: none in a row without any valid key, which would become NaN."""
+    return ~kept if valid is None else ~kept & any_last(valid)
+
+
+def real_tokens(mask: Tensor | None, tokens: Tensor) -> Tensor:
+    """Find those of ``tokens``, ``(sequences, n, ...)``, that are not padding, boolean ``(sequences, n)``.
+
+    In a mask for scores, ``(sequences, 1, 1 or query, n)``, boolean or additive, padding is what no query sees.
+    """
+    shape = tokens.shape[:2]
+    if mask is not None and mask.ndim == 4:
+        seen = mask if mask.dtype == torch.bool else visible_keys(mask.detach())
+        return seen.any(1).any(1).expand(shape)
+    if mask is not None and mask.numel() == shape.numel():  # several choices of a row are a dimension of the mask
+        return mask.reshape(shape).bool()
+    return torch.ones(shape, dtype=torch.bool, device=tokens.device)
+
+
+def visible_keys(mask: Tensor) -> Tensor:
+    """Find the keys that an additive mask, possibly with a bias, does not hide: those not far below the row's largest.
+
+    A row whose entries are all far below zero has no valid key.
+    """
+    largest = mask.amax(-1, keepdim=True).clamp(min=0)
+    return mask > largest - _HIDDEN_BELOW
 
 
 class Plan:
     """Changes that one forward pass makes to a model. One instance serves one forward pass.
 
-    Under activation checkpointing, attention layers and blocks run again in the backward pass. So :meth:`edit` and
-    :meth:`block` must return the same edit for the same layer or block every time.
+    :meth:`edit` and :meth:`block` must return the same edit for the same layer or block every time: under activation
+    checkpointing, these run again in the backward pass.
 
     Attributes:
         acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),

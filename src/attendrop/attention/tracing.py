@@ -19,10 +19,9 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.attention.blocks import ModelStructure, StructureEvents, block_of
-from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.interface import find_attention_modules
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, AttentionCall, AttentionEdit, Plan
 from attendrop.errors import AttendropError
 
 logger = logging.getLogger(__name__)

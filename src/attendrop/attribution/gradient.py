@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws
 from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, Plan
 from attendrop.attribution.finite_gradients import (
     NOT_FINITE,
     all_finite,
@@ -36,6 +35,17 @@ if TYPE_CHECKING:
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
+
+
+class _Collector:
+    """Keeps what is kept of the attributions that a plan hands over, and whether they are finite."""
+
+    def __init__(self, keep: Keep[Any]) -> None:
+        self.keep, self.kept, self.finite = keep, dict[str, Any](), list[Tensor]()
+
+    def __call__(self, call: AttentionCall, attribution: Tensor) -> None:
+        self.finite.append(is_finite(attribution))
+        self.kept |= zip([layer.key for layer in call.layers], self.keep(call, attribution), strict=True)
 
 
 def gradient_attribution(
@@ -75,19 +85,13 @@ def gradient_attribution(
     """
 
     def attempt(factor: float) -> dict[str, Any] | None:
-        kept: dict[str, Any] = {}
-        finite: list[Tensor] = []
-
-        def receive(call: AttentionCall, gradient: Tensor) -> None:
-            finite.append(is_finite(gradient))
-            kept.update(zip([layer.key for layer in call.layers], keep(call, gradient), strict=True))
-
-        plan = GradientPlan(attention_layers, receive, units, draws)
+        collector = _Collector(keep)
+        plan = GradientPlan(attention_layers, collector, units, draws)
         with isolated_pass(adapter.model), torch.enable_grad():
             outputs = forward(plan) if forward else adapter.forward(inputs or batch, plan)
             score = fix_target(adapter.model, outputs, batch, target)(outputs)
             plan.differentiate(upcast(score).sum(), factor)
-        return kept if all_true(finite) else None
+        return collector.kept if all_true(collector.finite) else None
 
     kept = first_finite(attempt, adapter.model)
     return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
@@ -109,18 +113,12 @@ def attention_attribution(
     Raises:
         AttendropError: The weights are not finite.
     """
-    kept: dict[str, Any] = {}
-    finite: list[Tensor] = []
-
-    def receive(call: AttentionCall, weights: Tensor) -> None:
-        finite.append(is_finite(weights))
-        (kept[call.layer.key],) = keep(call, weights)
-
+    collector = _Collector(keep)
     with torch.no_grad(), forked_rng(adapter.model):
-        adapter.forward(inputs, RecordPlan(attention_layers, receive, draws=draws))
-    if not all_true(finite):
+        adapter.forward(inputs, RecordPlan(attention_layers, collector, draws=draws))
+    if not all_true(collector.finite):
         raise AttendropError(NOT_FINITE)
-    return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
+    return {layer.key: collector.kept[layer.key] for layer in attention_layers if layer.key in collector.kept}
 
 
 class ScaledPlan(GradientPlan):
@@ -159,25 +157,10 @@ def integrated_gradient_attribution(
     Eq. 3 of Yang et al. (2022), after Hao et al. (2021). The model's dropout is off. The label is fixed by the pass
     with unscaled attention.
 
-    Args:
-        adapter: The attached and traced model.
-        batch: Inputs, with labels.
-        attention_layers: Attention layers to attribute to.
-        target: See :func:`fix_target`.
-        scope: ``"joint"``: all layers use ``alpha A`` at once, with ``A`` held constant; one pass per node.
-            ``"layerwise"``: one layer is scaled at a time and the layers above recompute theirs, as in Hao et al.
-        rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
-        steps: Number of nodes on [0, 1].
-        units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
-        inputs: See :func:`gradient_attribution`.
-        forward: See there.
-        keep: See there.
-
-    Returns:
-        What is kept, by the keys of the layers that ran, in the order of ``attention_layers``.
-
-    Raises:
-        AttendropError: The gradients are not finite; see :func:`attendrop.attribution.finite_gradients.first_finite`.
+    With the ``scope`` ``"joint"``, all layers use ``alpha A`` at once, with ``A`` held constant; one pass per node.
+    ``"layerwise"``: one layer is scaled at a time and the layers above recompute theirs, as in Hao et al. The integral
+    has ``steps`` nodes on [0, 1], by the ``rule`` ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the
+    papers). Other arguments, what is returned and the error are as for :func:`gradient_attribution`.
     """
     run = forward or partial(adapter.forward, inputs or batch)
     recorded: dict[str, Tensor] = {}
@@ -231,8 +214,8 @@ class GatePlan(Plan):
         by_token: Whether each token has gates of its own.
 
     Attributes:
-        gates: ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
-            By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
+        gates: ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``; ``(rows, n, ...)`` by
+            token.
     """
 
     def __init__(
@@ -285,10 +268,7 @@ class GatePlan(Plan):
 
 
 def head_importance(
-    adapter: ModelAdapter,
-    batch: Batch,
-    attention_layers: Sequence[AttentionLayer],
-    forward: Forward | None = None,
+    adapter: ModelAdapter, batch: Batch, attention_layers: Sequence[AttentionLayer], forward: Forward | None = None
 ) -> dict[str, Tensor]:
     """Compute the importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``.
 

@@ -20,10 +20,9 @@ MOST_ANSWER_TOKENS = 30
 # Logit of a token that cannot be part of an answer: its probability is 0, and differences stay finite.
 _EXCLUDED = -1e4
 
-# Kinds of output, and what the model returns: the logits of one of several classes or choices, ``(batch, classes)``;
-# those of labels that are independent of each other, ``(batch, labels)``; numbers, ``(batch, 1)``; the logits of a
-# class for each token, ``(batch, n, classes)``; or those of the first and the last token of an answer, ``start_logits``
-# and ``end_logits``, ``(batch, n)``.
+# Kinds of output: logits of one of several classes or choices, ``(batch, classes)``; of independent labels, ``(batch,
+# labels)``; numbers, ``(batch, 1)``; logits of a class for each token, ``(batch, n, classes)``; or of the first and the
+# last token of an answer, ``start_logits`` and ``end_logits``, ``(batch, n)``.
 CLASSES, LABELS, NUMBER, TOKENS, SPAN = "classes", "labels", "number", "tokens", "span"
 # Attribute of a model; copies and wrappers of the model have it, and files do not.
 _DECLARED = "attendrop_output_kind"
@@ -49,10 +48,9 @@ def declare_output(model: nn.Module, kind: str) -> None:
 
 
 def output_kind(model: nn.Module, outputs: Any, batch: Batch) -> str | None:
-    """Return the kind of output of a model, see :func:`declare_output`; None if its outputs are of none of these forms.
+    """Return the kind of output of an unwrapped model, see :func:`declare_output`; None if it is none of these.
 
-    Models without a declaration are judged by the form of their outputs, and by the configuration of the model, which
-    is given without wrappers such as DistributedDataParallel.
+    Models without a declaration are judged by the form of their outputs, and by their configuration.
 
     Raises:
         AttendropError: The labels of ``batch`` are a number for each output, and nothing says what these are.
@@ -85,11 +83,7 @@ def is_regression(model: nn.Module, batch: Batch) -> bool:
 
 
 def _are_numbers(model: nn.Module, batch: Batch) -> bool:
-    """Return whether labels are numbers, and the configuration of the model does not say of what.
-
-    With labels, models of transformers complete it; but a loss of one's own may withhold them, and a class of one's own
-    may have the configuration of an encoder.
-    """
+    """Return whether labels are numbers, and the configuration, of a class of one's own, does not say of what."""
     labels = batch.get("labels")
     is_open = getattr(getattr(model, "config", None), "problem_type", None) is None
     return is_open and isinstance(labels, Tensor) and labels.is_floating_point()
@@ -104,18 +98,6 @@ def _configured(model: nn.Module) -> str | None:
     if problem is None and num_labels == 1 and not type(model).__name__.endswith("ForMultipleChoice"):
         return NUMBER
     return {"multi_label_classification": LABELS, "regression": NUMBER}.get(str(problem), CLASSES)
-
-
-def predicted_tokens(model: nn.Module, logits: Tensor) -> Tensor:
-    """Return the classes of tokens, ``(batch, n)``, given logits ``(batch, n, classes)``.
-
-    An encoder-decoder model that generates begins with the token that its generation forces, such as a language.
-    """
-    tokens = logits.detach().argmax(-1)
-    first = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)
-    if first is not None and getattr(model.config, "is_encoder_decoder", False):
-        tokens[:, 0] = first
-    return tokens
 
 
 def answer_tokens(batch: Batch, logits: Tensor) -> Tensor:
@@ -168,8 +150,8 @@ def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Ten
 def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Move labels of tokens, ``(batch, n)``, to the positions that predict them: causal language models the next token.
 
-    The model is without wrappers such as DistributedDataParallel, its logits are ``(batch, n, classes)``, and labels
-    are -100 where there is none. Without ``labels`` in the batch, returns None.
+    The model is unwrapped, its logits are ``(batch, n, classes)``, and labels are -100 where there is none. Without
+    ``labels`` in the batch, returns None.
 
     Raises:
         AttendropError: There is not one label for each position.
@@ -187,10 +169,7 @@ def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -
 
 
 def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
-    """Return the first or last tokens of answers, ``(batch,)``, as transformers' losses expect them.
-
-    They are 0 to ``n``, for start or end logits ``(batch, n)``, and ``n`` is ignored.
-    """
+    """Return the first or last tokens of answers, ``(batch,)``, as losses expect them: 0 to ``n``, which is ignored."""
     return positions.reshape(-1).clamp(0, logits.shape[-1])
 
 
@@ -198,8 +177,7 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether the model's loss compares each label with the prediction one position before it.
 
     Two passes of each model show whether a label in the first position alone changes the loss. A model that computes no
-    loss does not shift, nor does one that moves labels to the inputs of its decoder, as encoder-decoder models do: for
-    mBART, each row needs a label.
+    loss does not shift, nor do encoder-decoder models, which move labels to the inputs of their decoder.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
@@ -222,16 +200,22 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     return _SHIFTS[model]
 
 
-def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor | None, batch: Mapping[str, Any]) -> None:
-    """Raise AttendropError where ``transformers.Trainer`` would smooth labels at other positions than the model's loss.
+def refuse_smoothing(model: nn.Module, logits: Tensor | None, batch: Mapping[str, Any]) -> None:
+    """Raise AttendropError where ``transformers.Trainer`` cannot smooth labels as the model's loss would.
 
-    It computes the smoothed loss itself, and shifts labels by the name of the model's class. ``logits`` are None where
-    the model has none of this name, such as for the answers to questions.
+    It smooths numbers as if they were classes, and shifts labels by the name of the model's class.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     labels: Tensor | None = batch.get("labels")
-    if labels is None or logits is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
+    if not isinstance(labels, Tensor):
+        return
+    if labels.is_floating_point() or (labels.ndim == 1 and is_regression(model, batch)):
+        raise AttendropError(
+            "label_smoothing_factor is above 0, but the labels are numbers, and only classes can be smoothed; set it "
+            "to 0."
+        )
+    if logits is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
         return
     if model not in _SHIFTS and not (labels != IGNORED).any():
         return
@@ -328,7 +312,11 @@ def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -
         scored = batch["attention_mask"].bool()
     else:
         scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
-    tokens = _required(labels) if target == "gold_label" else predicted_tokens(model, logits)
+    tokens = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
+    # An encoder-decoder model that generates begins with the token that its generation forces, such as a language.
+    first = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)
+    if target != "gold_label" and first is not None and getattr(model.config, "is_encoder_decoder", False):
+        tokens[:, 0] = first
     index = tokens.where(scored, 0)[..., None]
 
     def score(outputs: Any) -> Tensor:

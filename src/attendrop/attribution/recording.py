@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws
 from attendrop.attention.hooks import forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, DropoutDraws, Plan
 from attendrop.attribution.finite_gradients import gradients_of, upcast
 from attendrop.randomness.candidates import any_last, at_once
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import DropoutDraws
-from attendrop.attention.plan import CombinedPlan
+from attendrop.attention.plan import CombinedPlan, DropoutDraws
 from attendrop.attribution.gradient import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
 from attendrop.attribution.recording import keep_all

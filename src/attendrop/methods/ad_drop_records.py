@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
 from attendrop.attribution.finite_gradients import upcast
 from attendrop.attribution.recording import SeenLayer, by_weights, stacked, stacks, training_gradient_edit
 from attendrop.errors import AttendropError

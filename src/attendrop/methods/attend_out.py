@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import real_tokens
 from attendrop.attention.layers import select_self_attention
+from attendrop.attention.plan import real_tokens
 from attendrop.attribution.predictions import IGNORED
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,

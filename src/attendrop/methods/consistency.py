@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.edits import real_tokens
+from attendrop.attention.plan import real_tokens
 from attendrop.attribution.predictions import CLASSES, IGNORED, NUMBER, output_kind
 from attendrop.extend import (
     LAYERS,

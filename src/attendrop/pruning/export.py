@@ -21,17 +21,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
-from attendrop.attention.tracing import example_pixels
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.packed import GatheredLayout, PackedLayer, PaddedLayout, has_fast_form
-from attendrop.pruning.pruned_model import PrunedModel, unpadded
+from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.pruning.selection import Array
 from attendrop.support.files import disk_errors, write_bytes
 from attendrop.support.models import logits_of, position_limit
 
 QUANTIZATIONS = ("int8",)
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-PIXELS = "pixel_values"
 # Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single
 # and in half precision; sums are computed in a different order.
 TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
@@ -57,25 +55,19 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
 
 
 def export_onnx(
-    model: Any,
-    path: str | Path,
-    *,
-    quantize: str | None = None,
-    metadata: Mapping[str, str] | None = None,
+    model: Any, path: str | Path, *, quantize: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> float:
     """Write a model as ONNX, for onnxruntime and others, and check it against the model.
 
     Inputs are those of the model's tokenizer, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
     length)``: ``input_ids``, ``attention_mask`` and, for models with more than one type of token, ``token_type_ids``.
-    An image model has the one input ``pixel_values``, float32 ``(batch, channels, height, width)``, for any batch size.
     The output is ``logits``, for question answering those of start and end, ``(batch, length, 2)``; logits of padding
     are undefined. If a model has a fast form, pruned or not, the file computes padding in attention only, and logits in
-    int8 do not depend on it. DeBERTa-v3 and ModernBERT need padding on the right.
-
-    The file's metadata contain ``id2label`` (JSON) and ``problem_type``.
+    int8 do not depend on it. DeBERTa-v3 and ModernBERT need padding on the right. The metadata contain ``id2label``
+    (JSON) and ``problem_type``.
 
     Args:
-        model: A :class:`PrunedModel`, or a model of transformers for texts or images.
+        model: A :class:`PrunedModel`, or a model of transformers for texts.
         path: The file, below 2 GB including the weights. It is replaced when the new one is complete.
         quantize: ``"int8"``: eight-bit weights of matrix products and embeddings, with one scale for each output, a
             quarter of the size; measure how much score is lost. The other factor is quantized at run time, by the range
@@ -102,18 +94,10 @@ def export_onnx(
     half = next(model.parameters()).dtype not in (torch.float32, torch.float64)
     with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".onnx-") as folder:
         partial = Path(folder) / "model.onnx"
+        named: dict[str, Any] = {"input_names": list(wrapped.names), "output_names": ["logits"]}
         with _exporting(model), disk_errors(Path(path)):
-            torch.onnx.export(
-                wrapped,
-                inputs,
-                partial,
-                input_names=list(wrapped.names),
-                output_names=["logits"],
-                dynamic_shapes=(sizes,),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+            named |= {"dynamic_shapes": (sizes,), "dynamo": True, "external_data": False, "verbose": False}
+            torch.onnx.export(wrapped, inputs, partial, **named)
         difference = _difference(partial, model, wrapped.names, TOLERANCE_HALF if half else TOLERANCE)
         if quantize is not None:
             traced = onnx.load(partial)
@@ -136,10 +120,7 @@ def export_torch(model: Any, path: str | Path) -> None:
     """Write a model as a ``torch.export`` program (``.pt2``): see :func:`export_onnx` for inputs and output."""
     wrapped, inputs, sizes = _prepared(model, PaddedLayout)
     content = io.BytesIO()  # PyTorch's file writer aborts the process if the disk is full
-    with (
-        _exporting(model),
-        torch.no_grad(),
-    ):  # parts that switch gradients off themselves, as rotary embeddings, else fail
+    with _exporting(model), torch.no_grad():  # parts that switch gradients off themselves, as rotary embeddings, fail
         torch.export.save(torch.export.export(wrapped, inputs, dynamic_shapes=(sizes,)), content)
     write_bytes(Path(path), content.getvalue())
 
@@ -161,7 +142,11 @@ def _prepared(model: Any, layout: type[PaddedLayout]) -> tuple[_Logits, tuple[Te
     given = model.model if isinstance(model, PrunedModel) else model
     packed = any(isinstance(module, PackedLayer) for module in given.modules())
     if isinstance(given, PreTrainedModel) and not packed and has_fast_form(given):
-        given = unpadded(given).model
+        given = PrunedModel(given).model
+    if given.main_input_name != "input_ids":
+        raise AttendropError(
+            f"{type(given).__name__} reads {given.main_input_name}; only models of texts are exported."
+        )
     inner = copy.deepcopy(given).eval().cpu()
     if hasattr(inner.config, "relative_attention_num_buckets"):  # as T5, with which the fused kernel is not exported
         inner.set_attn_implementation("eager")
@@ -169,13 +154,11 @@ def _prepared(model: Any, layout: type[PaddedLayout]) -> tuple[_Logits, tuple[Te
         if isinstance(module, PackedLayer):
             module.exported = layout
     inputs = _example_batch(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
-    names: tuple[str, ...] = (PIXELS,)
-    free = {0: torch.export.Dim("batch")}  # an image's other sizes are the model's
-    if PIXELS not in inputs:
-        names = TEXT_INPUTS if getattr(inner.config, "type_vocab_size", 0) > 1 else TEXT_INPUTS[:2]
-        if inputs["input_ids"].ndim == 3:
-            free[1] = torch.export.Dim("choices")
-        free[len(free)] = torch.export.Dim("length", max=_longest(inner))
+    names = TEXT_INPUTS if getattr(inner.config, "type_vocab_size", 0) > 1 else TEXT_INPUTS[:2]
+    free = {0: torch.export.Dim("batch")}
+    if inputs["input_ids"].ndim == 3:
+        free[1] = torch.export.Dim("choices")
+    free[len(free)] = torch.export.Dim("length", max=_longest(inner))
     return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
 
 
@@ -187,18 +170,11 @@ def _longest(model: Any) -> int | None:
 
 
 def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
-    """Make a batch of texts of different lengths, the first without padding, or of images of random pixels.
-
-    The length is lowered to the longest that the model reads.
-    """
-    generator = torch.Generator().manual_seed(0)
-    if model.main_input_name == PIXELS:
-        pixels = example_pixels(model)[PIXELS]
-        return {PIXELS: torch.randn(batch, *pixels.shape[1:], generator=generator)}
+    """Make a batch of texts of different lengths, of which the model reads the longest, and one has no padding."""
     length = min(length, _longest(model) or length)
     several = type(model).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
     shape = (batch, choices, length) if several else (batch, length)
-    tokens = torch.randint(model.config.vocab_size, shape, generator=generator)
+    tokens = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
     mask = mask.view(batch, *(1 for _ in shape[2:]), length).expand(shape).contiguous()
     if model.config.is_encoder_decoder:  # whose classifiers read the one token that ends each text
@@ -211,14 +187,13 @@ def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict
 def _difference(path: Path, model: Any, names: tuple[str, ...], tolerance: float) -> float:
     """Return the largest difference of a logit of a file, for batches of several sizes, from the model's.
 
-    Raises:
-        AttendropError: It is more than ``tolerance`` times the largest logit, or times 1.
+    Raises AttendropError if it is more than ``tolerance`` times the largest logit, or times 1.
     """
     reference, found = copy.deepcopy(model).eval().cpu(), []
+    inner = reference.model if isinstance(reference, PrunedModel) else reference
     with _exporting(model):  # onnxruntime opens no file in bfloat16
         run = onnx_model(path)
     for batch, length in ((1, 5), (2, 16), (5, 11)):
-        inner = reference.model if isinstance(reference, PrunedModel) else reference
         inputs = _example_batch(inner, batch=batch, choices=3, length=length)
         with torch.no_grad():
             expected = logits_of(reference(**{name: inputs[name] for name in names})).float()

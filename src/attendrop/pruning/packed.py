@@ -52,9 +52,8 @@ class LayerParts:
         """Compute the layer's output from its input and the output of attention, both ``(..., hidden)``."""
         raise NotImplementedError
 
-    def project(self, x: Tensor, of_queries: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, ...]:
-        """Compute queries, keys and values; queries only of the tokens that ``of_queries`` selects, by default all."""
-        select = of_queries or (lambda tokens: tokens)
+    def project(self, x: Tensor, select: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        """Compute queries, keys and values; queries only of the tokens that ``select`` picks."""
         if len(self.projections) == 1:
             queries, keys, values = self.projections[0](x).chunk(3, dim=-1)
             return select(queries), keys, values
@@ -95,11 +94,6 @@ class Family:
     relative_positions: bool = False  # whether scores have further terms, as DeBERTa's: its own module computes them
     pads_right: bool = False  # whether the first token is read, and cannot be distinguished from padding before it
 
-    @property
-    def projection_paths(self) -> list[str]:
-        """Paths of the projections in a layer."""
-        return [f"{self.attention}.{name}" for name in self.projections]
-
     def parts(self, layer: nn.Module) -> LayerParts:
         """Pick the parts of a layer."""
         attention = attrgetter(self.attention)(layer)
@@ -115,47 +109,32 @@ class Family:
 
 
 _BERT = Family(
-    layers="encoder.layer",
-    attention="attention.self",
-    projections=BERT_NAMES,
-    output="attention.output.dense",
+    layers="encoder.layer", attention="attention.self", projections=BERT_NAMES, output="attention.output.dense",
     block=PostNormParts,
     parts_of_block=dict(
-        norm="attention.output.LayerNorm",
-        up="intermediate.dense",
-        activation="intermediate.intermediate_act_fn",
-        down="output.dense",
-        last_norm="output.LayerNorm",
+        norm="attention.output.LayerNorm", up="intermediate.dense", activation="intermediate.intermediate_act_fn",
+        down="output.dense", last_norm="output.LayerNorm",
     ),
-)
-_DISTILBERT = Family(
-    layers="transformer.layer",
-    attention="attention",
-    projections=DISTILBERT_NAMES,
-    output="attention.out_lin",
-    block=PostNormParts,
-    parts_of_block=dict(
-        norm="sa_layer_norm", up="ffn.lin1", activation="ffn.activation", down="ffn.lin2", last_norm="output_layer_norm"
-    ),
-)
-_DEBERTA = replace(_BERT, projections=DEBERTA_NAMES, relative_positions=True, pads_right=True)
-_MODERNBERT = Family(
-    layers="layers",
-    attention="attn",
-    projections=("Wqkv",),
-    output="attn.Wo",
-    block=PreNormParts,
-    parts_of_block=dict(norm="attn_norm", up="mlp.Wi", activation="mlp.act", down="mlp.Wo", last_norm="mlp_norm"),
-    pads_right=True,
-)
+)  # fmt: skip
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
-    "distilbert": _DISTILBERT,
-    "deberta-v2": _DEBERTA,  # and DeBERTa-v3
-    "modernbert": _MODERNBERT,
-}
-# Heads that ignore padding, and models without a head ("Model"); then the heads that read only the first token.
-_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
+    "distilbert": Family(
+        layers="transformer.layer", attention="attention", projections=DISTILBERT_NAMES, output="attention.out_lin",
+        block=PostNormParts,
+        parts_of_block=dict(
+            norm="sa_layer_norm", up="ffn.lin1", activation="ffn.activation", down="ffn.lin2",
+            last_norm="output_layer_norm",
+        ),
+    ),
+    "deberta-v2": replace(_BERT, projections=DEBERTA_NAMES, relative_positions=True, pads_right=True),  # and DeBERTa-v3
+    "modernbert": Family(
+        layers="layers", attention="attn", projections=("Wqkv",), output="attn.Wo", block=PreNormParts,
+        parts_of_block=dict(norm="attn_norm", up="mlp.Wi", activation="mlp.act", down="mlp.Wo", last_norm="mlp_norm"),
+        pads_right=True,
+    ),
+}  # fmt: skip
+# Heads that read only the first token; then others that ignore padding, and models without a head ("Model").
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice")
+_HEADS = (*_FIRST_TOKEN_HEADS, "ForTokenClassification", "Model")
 # Where forward functions are written that read what the name of their class says.
 _SOURCES = ("transformers.models.", "attendrop.")
 
@@ -173,11 +152,6 @@ def has_fast_form(model: Any) -> bool:
     return config.model_type in FAMILIES and not getattr(config, "conv_kernel_size", 0)
 
 
-def reads_first_token(model: Any) -> bool:
-    """Return whether a model's head reads only the first token of each sequence."""
-    return type(model).__name__.endswith(_FIRST_TOKEN_HEADS) and pooling_of(model.config) != "mean"
-
-
 def family_of(model: Any) -> Family:
     """Return the family of a model that has a fast form."""
     return FAMILIES[model.config.model_type]
@@ -187,12 +161,6 @@ def encoder_layers(model: Any) -> nn.ModuleList:
     """Return the encoder layers of a model that has a fast form."""
     found: nn.ModuleList = attrgetter(family_of(model).layers)(model.base_model)
     return found
-
-
-def encoder_layers_path(model: Any) -> str:
-    """Return the qualified name of :func:`encoder_layers`."""
-    layers = encoder_layers(model)
-    return next(name for name, module in model.named_modules() if module is layers)  # type: ignore[no-any-return]
 
 
 class PaddedLayout:
@@ -383,13 +351,9 @@ class PackedLayer(nn.Module):
 
         Rotary positions are cosines and sines, each ``(batch or 1, length, size of a head)``; DeBERTa's are relative.
 
-        Returns:
-            From the last layer, hidden states that are zero on padding (except a first column that is read), or with
-            ``first_only`` ``(batch, 1, hidden)``.
-
-        Raises:
-            AttendropError: The layer is in training mode, or the mask has another shape, or hides a first token that
-                the model reads.
+        Returns from the last layer hidden states that are zero on padding (except a first column that is read), or with
+        ``first_only`` ``(batch, 1, hidden)``. Raises AttendropError in training mode, or if the mask has another shape,
+        or hides a first token that the model reads.
         """
         if not isinstance(hidden_states, _Tokens):
             hidden_states = self._begin(hidden_states, attention_mask)
@@ -454,14 +418,16 @@ class PackedLayer(nn.Module):
         first: bool,
     ) -> Tensor:
         """Compute the softmax of products for all tokens, in their layout, or the first ones, ``(batch, hidden)``."""
-        queries, *others = parts.project(read, layout.first if first else None)
+        queries, *others = parts.project(read, layout.first if first else lambda tokens: tokens)
         padded = (queries[:, None] if first else layout.unpack(queries), *map(layout.unpack, others))
         q, k, v = (x.view(*x.shape[:2], self._heads, -1).transpose(1, 2) for x in padded)
         if rotary is not None:
             q, k = _rotate(q, *rotary), _rotate(k, *rotary)
         mask = None if layout.mask is None else layout.mask[:, None, None]
         if parts.window is not None and not layout.covered_by(parts.window):
-            mask = _local_mask(mask, q.shape[2], k.shape[2], parts.window, q.device)
+            distance = torch.arange(q.shape[2], device=q.device)[:, None] - torch.arange(k.shape[2], device=q.device)
+            near = distance.abs() <= parts.window
+            mask = near if mask is None else near & (mask | (distance == 0))  # with itself, so that there is one
         attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
         return attended[:, 0] if first else layout.pack(attended)
 
@@ -474,16 +440,10 @@ def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return (x.float() * cosines + across * sines).to(x.dtype)
 
 
-def _local_mask(mask: Tensor | None, queries: int, keys: int, window: int, device: torch.device) -> Tensor:
-    """Return the keys in the window of each query that a mask leaves, and the query's own, so that there is one."""
-    distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
-    near = distance.abs() <= window
-    return near if mask is None else near & (mask | (distance == 0))
-
-
 def pack_layers(model: Any) -> None:
     """Replace the layers of a model by those that compute no padding."""
-    family, layers, first_only = family_of(model), encoder_layers(model), reads_first_token(model)
+    family, layers = family_of(model), encoder_layers(model)
+    first_only = type(model).__name__.endswith(_FIRST_TOKEN_HEADS) and pooling_of(model.config) != "mean"
     keep_first = first_only or getattr(model.base_model, "pooler", None) is not None
     heads, last = model.config.num_attention_heads, len(layers) - 1
     for number, layer in enumerate(layers):
@@ -494,23 +454,15 @@ def pack_layers(model: Any) -> None:
         model.base_model.encoder.get_attention_mask = _unchanged_mask
     leave_masks_unchanged(model.config)
     model.requires_grad_(False)
-    model.save_pretrained = _refuse_saving
-    model.set_attn_implementation = _refuse_switching
+    model.save_pretrained = model.set_attn_implementation = _refuse
 
 
 def _unchanged_mask(mask: Tensor) -> Tensor:
     return mask
 
 
-def _refuse_saving(*_: Any, **__: Any) -> None:
+def _refuse(*_: Any, **__: Any) -> None:
     raise AttendropError(
-        "transformers would load the model inside a pruned model with random weights in the pruned layers; save the "
-        "pruned model, or its to_stock()."
-    )
-
-
-def _refuse_switching(*_: Any, **__: Any) -> None:
-    raise AttendropError(
-        "The layers of a pruned model compute their attention in one way only; use its to_stock(), which takes other "
-        "implementations."
+        "The model inside a pruned model computes its attention in one way only, and transformers would load it with "
+        "random weights in the pruned layers; save the pruned model, or use its to_stock(), which has neither limit."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import logging
 import warnings
@@ -17,11 +18,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from attendrop.attention.hooks import in_full_precision
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.blocks import query_key_parameters
+from attendrop.attention.hooks import evaluating, in_full_precision
 from attendrop.attention.interface import forget_implementation
+from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.plan import AttentionCall, ConstantAttention, Plan
+from attendrop.attention.tracing import example_inputs
+from attendrop.attribution.recording import RecordPlan
 from attendrop.errors import AttendropError
-from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
-from attendrop.pruning.packed import encoder_layers, encoder_layers_path, family_of, has_fast_form, pack_layers
+from attendrop.pruning.packed import encoder_layers, family_of, has_fast_form, pack_layers
 from attendrop.support.files import (
     ADAPTER_CONFIG,
     PRUNED_CONFIG,
@@ -31,7 +37,7 @@ from attendrop.support.files import (
     write_json,
     write_text,
 )
-from attendrop.support.models import transformers_model
+from attendrop.support.models import has_adapter, transformers_model
 from attendrop.tasks.types.model_classes import read_config, saved_model_class
 from attendrop.tasks.types.modeling_mean_pooling import MeanPoolingConfig
 
@@ -41,13 +47,85 @@ MODEL_CONFIG = "model_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
+def prunable_layers(model: Any) -> list[AttentionLayer]:
+    """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model."""
+    if has_adapter(model):
+        raise AttendropError(
+            f"{type(model).__name__} has an adapter of PEFT and cannot be pruned; merge it first: "
+            "model.merge_and_unload()."
+        )
+    return select_self_attention(find_attention_layers(model), "all")
+
+
+def check_numbers(layers: Collection[int], count: int) -> None:
+    """Raise AttendropError if a number is not that of a layer."""
+    wrong = [number for number in layers if not 0 <= number < count]
+    if wrong:
+        raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {count - 1}.")
+
+
+def mask_layers(model: Any, layers: Collection[int]) -> Any:
+    """Copy a model, with constant attention in some layers, numbered from 0: their queries and keys are zero.
+
+    With scores of zero, softmax gives all valid keys exactly the same weight. The copy is a model of the same class,
+    which transformers runs and trains like any other. Queries and keys stay zero in training, because the gradients of
+    both vanish.
+
+    Raises:
+        AttendropError: There is no such layer, or the model is not supported, or zero queries and keys do not make its
+            attention constant, or change more than that: some models add other terms to their scores, or also make
+            gates (Qwen3-Next), values (Gemma 4), or the keys of other layers (Gemma 3n) with these projections.
+    """
+    attention_layers = prunable_layers(model)
+    check_numbers(layers, len(attention_layers))
+    masked, chosen = copy.deepcopy(model), [attention_layers[number] for number in layers]
+    if not chosen:
+        return masked
+
+    def run(plan: Plan) -> Tensor:
+        """Compute the first output of the copy for an example, such as its logits."""
+        batch = example_inputs(masked)
+        with ModelAdapter(masked) as adapter, torch.no_grad(), evaluating(masked):
+            adapter.trace(batch)
+            output: Tensor = adapter.forward(batch, plan)[0]
+            return output
+
+    uneven: list[float] = []  # how far weights deviate from those of equal attention, relative to these
+
+    def measure(call: AttentionCall, weights: Tensor) -> None:
+        visible, weights = weights > 0, weights.float()  # keys without weight are hidden
+        uneven.append(float((weights * visible.sum(-1, keepdim=True) - visible.float()).abs().max()))
+
+    found = []
+    for layer in chosen:  # none, if a module serves several layers, or adds a position bias
+        module = masked.get_submodule(layer.name.partition("#")[0])
+        biased = hasattr(module, "has_relative_attention_bias") or hasattr(module, "relative_attention_bias")
+        found.append([] if biased or "#" in layer.name else query_key_parameters(module))
+    if all(found):
+        keys = [layer.key for layer in chosen]
+        expected = run(ConstantAttention(keys))
+        for parameter, rows in itertools.chain(*found):
+            with torch.no_grad():
+                parameter[rows] = 0
+            if rows == (slice(None),):
+                parameter.requires_grad_(False)
+        run(RecordPlan(chosen, measure))
+        tolerance = 1e-4 if model.dtype in (torch.float32, torch.float64) else 1e-2
+        # Both outputs come from the same operations, in any precision.
+        if torch.allclose(run(ConstantAttention(keys)), expected, equal_nan=True) and max(uneven) < tolerance:
+            return masked
+    raise AttendropError(
+        f"{type(model).__name__} cannot be pruned: its layers share weights, add to their scores (position biases) "
+        "or make gates or values with their queries and keys, so no weights make their attention constant."
+    )
+
+
 class PrunedModel(nn.Module):
     """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by ``load``.
 
     Inputs and outputs are those of the original model. Families in ``FAMILIES`` have a fast form: pruned layers keep
     one matrix, applied to one vector for each sequence (in local attention, for each token); padding is not computed,
-    and if the head reads only the first token, the last layer computes no other. Other families run in the plain form,
-    as fast as before.
+    and if the head reads only the first token, the last layer computes no other. Others run as fast as before.
 
     Args:
         masked: A model with constant attention in the pruned layers, as :func:`mask_layers` makes it, which is not
@@ -62,8 +140,14 @@ class PrunedModel(nn.Module):
 
     def __init__(self, masked: Any) -> None:
         super().__init__()
-        self.layers = tuple(masked_layers(masked))
-        self.num_layers = len(prunable_layers(masked))
+        attention_layers = prunable_layers(masked)
+        of_layers = (query_key_parameters(masked.get_submodule(x.name.partition("#")[0])) for x in attention_layers)
+        self.num_layers = len(attention_layers)
+        self.layers = tuple(
+            number
+            for number, found in enumerate(of_layers)
+            if found and all(not parameter.detach()[rows].any() for parameter, rows in found)
+        )
         self.fast = has_fast_form(masked)
         with in_full_precision(masked):  # also if a trainer has prepared it for autocast
             self.model: Any = copy.deepcopy(masked)
@@ -73,7 +157,7 @@ class PrunedModel(nn.Module):
             for number in self.layers:  # four matrices become one, W_V W_O, computed in float64
                 layer = encoder_layers(self.model)[number]
                 output: Any = layer.get_submodule(family.output)
-                value: Any = layer.get_submodule(family.projection_paths[-1])
+                value: Any = layer.get_submodule(f"{family.attention}.{family.projections[-1]}")
                 rows = slice(-output.in_features, None)  # of one that makes queries, keys and values, the last third
                 weight = output.weight.detach().double()
                 if output.bias is not None:
@@ -111,8 +195,7 @@ class PrunedModel(nn.Module):
     def to_stock(self) -> Any:
         """Return a transformers model that computes the same, with zero queries in the pruned layers.
 
-        It can be trained (the queries are frozen), and saved for use without this library. Where two matrices were
-        folded, one becomes their product and the other an identity.
+        It can be trained (the queries are frozen), and saved for use without this library.
 
         Raises:
             AttendropError: Parts were replaced.
@@ -123,12 +206,13 @@ class PrunedModel(nn.Module):
         stock = type(self.model)(stock_config(self.model.config))
         _cast(stock, dict.fromkeys(stock.state_dict(), self.model.dtype))
         stock.to(self.model.device)
-        family, path = family_of(self.model), encoder_layers_path(self.model)
+        family, layers = family_of(self.model), encoder_layers(self.model)
+        path = next(name for name, module in self.model.named_modules() if module is layers)
         for number in self.layers:
             prefix = f"{path}.{number}."
-            folded = found[f"{prefix}{family.output}.weight"]
+            folded = found[f"{prefix}{family.output}.weight"]  # a product, of which an identity becomes the other part
             found[f"{prefix}{family.output}.weight"] = torch.eye(len(folded)).to(folded)
-            for name in family.projection_paths:
+            for name in (f"{family.attention}.{projection}" for projection in family.projections):
                 for kind, parameter in stock.get_submodule(prefix + name).named_parameters():
                     found[f"{prefix}{name}.{kind}"] = torch.zeros_like(parameter)
             # Values are made last, by a separate projection or by the last rows of one that makes all.
@@ -138,10 +222,9 @@ class PrunedModel(nn.Module):
         return mask_layers(stock, self.layers).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save to a folder that ``load`` reads. The queries and keys of pruned layers are not in it.
+        """Save to a folder that ``load`` reads, and transformers alone refuses: it lacks queries and keys.
 
-        transformers alone refuses to load the folder of a fast model, because it lacks weights. Other models are saved
-        as ordinary models.
+        Models without a fast form are saved as ordinary models.
 
         Raises:
             AttendropError: The folder holds another model, or parts were replaced, which ``load`` would not know.
@@ -208,17 +291,24 @@ def load_model(folder: str | Path) -> Any:
     pruned.layers, pruned.num_layers, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
     for number in pruned.layers:
         _drop_attention(model, number)
-    _load_weights(model, folder)
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except Exception as error:  # safetensors raises its own exception class
+        raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
+    _without_pooler(model, model.state_dict().keys() - weights.keys())
+    _cast(model, {name: value.dtype for name, value in weights.items()})
+    here = model.state_dict()
+    wrong = [name for name, value in weights.items() if name in here and here[name].shape != value.shape]
+    if not wrong:
+        found = model.load_state_dict(weights, strict=False)
+        loaded = {here[name].data_ptr() for name in weights if name in here}
+        wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
+        wrong += found.unexpected_keys
+    if wrong:
+        raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
     pack_layers(model)
     pruned.model = model
     return pruned.eval()
-
-
-def unpadded(model: Any) -> PrunedModel:
-    """Convert a model to the form that computes no padding, without pruning a layer."""
-    if not has_fast_form(model):
-        raise AttendropError(f"{type(model).__name__} has no form without padding here.")
-    return PrunedModel(model)
 
 
 def _drop_attention(model: Any, number: int) -> None:
@@ -247,25 +337,6 @@ def stock_config(config: Any) -> Any:
     stock = copy.deepcopy(config)
     forget_implementation(stock)
     return stock
-
-
-def _load_weights(model: Any, folder: Path) -> None:
-    """Load the weights in a folder into a pruned model, in their types; raise AttendropError if they are incomplete."""
-    try:
-        weights = load_file(folder / WEIGHTS)
-    except Exception as error:  # safetensors raises its own exception class
-        raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
-    _without_pooler(model, model.state_dict().keys() - weights.keys())
-    _cast(model, {name: value.dtype for name, value in weights.items()})
-    here = model.state_dict()
-    wrong = [name for name, value in weights.items() if name in here and here[name].shape != value.shape]
-    if not wrong:
-        found = model.load_state_dict(weights, strict=False)
-        loaded = {here[name].data_ptr() for name in weights if name in here}
-        wrong = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
-        wrong += found.unexpected_keys
-    if wrong:
-        raise AttendropError(f"The weights in '{folder}' do not match the model: {wrong[0]}.")
 
 
 def _without_pooler(model: Any, missing: Collection[str]) -> list[str]:
@@ -326,7 +397,6 @@ def adapted_class_and_config(folder: Path) -> tuple[Any, PreTrainedConfig]:
 
 def load_adapter(folder: Path) -> Any:
     """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU."""
-    peft = import_peft()
     cls, config = adapted_class_and_config(folder)
     settings = read_json(folder / ADAPTER_CONFIG)
     if not (folder / _ADAPTER_WEIGHTS).is_file():
@@ -340,19 +410,13 @@ def load_adapter(folder: Path) -> Any:
             f"change base_model_name_or_path in {ADAPTER_CONFIG}."
         ) from None
     with without_report():  # which would say that the head is random, though the adapter has it
-        base, found = cls.from_pretrained(
-            place,
-            config=config,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            dtype="float32",
-        )
+        how: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        base, found = cls.from_pretrained(place, config=config, dtype="float32", **how)
     missing = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
     if lost := [key for key in missing if not any(name in key for name in saved)]:
         raise AttendropError(f"Neither the adapter in '{folder}' nor its model has the weights {lost[0]}.")
-    with quiet_peft():
+    with quiet_peft() as peft:
         return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().requires_grad_(True).eval()
 
 
@@ -368,18 +432,13 @@ def without_report() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_peft() -> Iterator[None]:
-    """Ignore warnings that PEFT causes itself: settings that GPT-2 layers need, and its use of an older name."""
-    with warnings.catch_warnings():
-        for message in ("fan_in_fan_out", "`is_gradient_checkpointing` is deprecated"):
-            warnings.filterwarnings("ignore", message=message)
-        yield
-
-
-def import_peft() -> Any:
-    """Import PEFT; raises AttendropError if it is not installed."""
+def quiet_peft() -> Iterator[Any]:
+    """Import PEFT, and ignore warnings that it causes itself; raises AttendropError if it is not installed."""
     try:
         import peft
     except ModuleNotFoundError:
         raise AttendropError("Adapters need peft; run `pip install 'attendrop[peft]'`.") from None
-    return peft
+    with warnings.catch_warnings():
+        for message in ("fan_in_fan_out", "`is_gradient_checkpointing` is deprecated"):
+            warnings.filterwarnings("ignore", message=message)
+        yield peft

@@ -18,8 +18,7 @@ from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import ConstantAttention
 from attendrop.errors import AttendropError
-from attendrop.pruning.constant_attention import check_numbers, mask_layers, prunable_layers
-from attendrop.pruning.pruned_model import PrunedModel
+from attendrop.pruning.pruned_model import PrunedModel, check_numbers, mask_layers, prunable_layers
 from attendrop.support.models import Batch, loss_and_outputs, number_of_rows
 from attendrop.wording import counted
 
@@ -28,8 +27,6 @@ CONFIDENCE = 0.95
 RESAMPLES = 200  # enough for a standard error: Efron and Tibshirani (1993), section 6.4
 # The name of the ranking by :func:`importance`.
 IMPORTANCE = "importance"
-# A tolerance is suggested only up to this fraction of the whole model's score.
-_SUGGESTED_TOLERANCE = 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -70,16 +67,14 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows.
 
     Both models are scored on the same resamples, so any metric can be used. The interval is the difference plus and
-    minus Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12). The error is
-    multiplied by ``sqrt(n / (n - 1))``, because the bootstrap underestimates it by that factor. The interval is clipped
-    to the possible differences.
+    minus Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12), times ``sqrt(n / (n
+    - 1))``, by which the bootstrap underestimates it, and is clipped to the possible differences. With one or two rows,
+    it is infinite. Without rows, the scores are taken as exact.
 
     For classes, two pseudo-rows are added to the sample, one that only ``before`` predicts correctly and one that only
     ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows. For
     other scores that are fractions (``span`` of 1), such as the F1 of entities, the variance that two such rows alone
     have is added to the bootstrap's.
-
-    With one or two rows, the interval is infinite. Without rows, the scores are taken as exact.
     """
     value, rows = after.score - before.score, len(before.labels)
     if not rows:
@@ -101,15 +96,11 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
     if before.span == 1 and not before.classes:
         error = math.hypot(error, math.sqrt(2) / (rows + 2))
-    half = student_t((1 + confidence) / 2, rows - 1) * error
-    return Difference(value, max(value - half, -before.span), min(value + half, before.span))
-
-
-def student_t(probability: float, freedom: int) -> float:
-    """Approximate a quantile of Student's t by the normal one (Wallace, 1959), from above for two or more degrees."""
-    z = NormalDist().inv_cdf(probability)
+    # A quantile of Student's t, approximated by the normal one (Wallace, 1959), from above for two or more degrees.
+    z, freedom = NormalDist().inv_cdf((1 + confidence) / 2), rows - 1
     scale = (freedom - 5 / 6) / (freedom - 2 / 3 + 1 / (10 * freedom)) ** 2
-    return math.sqrt(freedom * math.expm1(z * z * scale))
+    half = math.sqrt(freedom * math.expm1(z * z * scale)) * error
+    return Difference(value, max(value - half, -before.span), min(value + half, before.span))
 
 
 # Score of a model, greater is better: one number, or one for each row, whose mean is the score.
@@ -134,6 +125,13 @@ class LayerSelection:
     def by_importance(self, of: int) -> bool:
         """Whether the importance of layers, of so many, decides which are pruned: not if they are named, or all."""
         return self.auto or (self.count is not None and 0 < self.count < of)
+
+    def check_tolerance(self, tolerance: float) -> None:
+        """Raise AttendropError if a tolerance is negative, or NaN, or if nothing is selected by it."""
+        if not tolerance >= 0:
+            raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+        if tolerance and not self.auto:
+            raise AttendropError(f"tolerance={tolerance} is for layers='auto', but layers are given; omit one of them.")
 
     def check(self, of: int) -> None:
         """Raise AttendropError if a model with so many layers does not have those that are selected."""
@@ -184,11 +182,21 @@ def prune(
     if isinstance(model, PrunedModel):
         raise AttendropError("The model is pruned already; train its to_stock(), and prune that.")
     attention_layers = prunable_layers(model)
-    batches = None if batches is None else list(batches)
-    if selection.auto and score is None:
-        score = loss_score(_require_batches(batches, "layers='auto'"))
+    found = list(batches or ())
+    if not found and (
+        (selection.auto and score is None) or (selection.by_importance(len(attention_layers)) and pi is None)
+    ):
+        raise AttendropError(
+            "Pass labelled batches that were not trained on: on them layers='auto' and the importance of layers are "
+            "measured."
+        )
     light, trials = prune_selected(
-        model, selection, pi, lambda: importance(model, attention_layers, batches), score, tolerance
+        model,
+        selection,
+        pi,
+        lambda: importance(model, attention_layers, found),
+        loss_score(found) if score is None else score,
+        tolerance,
     )
     undecided = undecided_message(trials, len(light.layers), tolerance)
     if undecided is not None:
@@ -222,27 +230,19 @@ def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
     return LayerSelection(layers=tuple(sorted(set(numbers))))
 
 
-def check_tolerance(tolerance: float, selection: LayerSelection) -> None:
-    """Raise AttendropError if a tolerance is negative, or NaN, or if nothing is selected by it."""
-    if not tolerance >= 0:
-        raise AttendropError(f"tolerance={tolerance} must be at least 0.")
-    if tolerance and not selection.auto:
-        raise AttendropError(f"tolerance={tolerance} is for layers='auto', but layers are given; omit one of them.")
-
-
 def prune_selected(
     model: Any,
     selection: LayerSelection,
     pi: Mapping[str, float] | Sequence[float] | None,
     measure_importance: Callable[[], Sequence[float]],
-    judge: Judge | None,
+    judge: Judge,
     tolerance: float,
 ) -> tuple[PrunedModel, list[Trial]]:
     """Decide which layers to prune, and prune them, see :func:`prune`; also return the trials of ``auto``.
 
     Without ``pi``, ``measure_importance`` ranks the layers. For ``auto``, ``judge`` scores models.
     """
-    check_tolerance(tolerance, selection)
+    selection.check_tolerance(tolerance)
     attention_layers = prunable_layers(model)
     selection.check(len(attention_layers))
     chosen: Sequence[int]
@@ -255,7 +255,6 @@ def prune_selected(
         harm = measure_importance() if pi is None else [-each for each in _drop_fractions(pi, attention_layers)]
         chosen = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))[: selection.count]
     if selection.auto:
-        assert judge is not None
         light, trials = choose_count(model, chosen, judge, tolerance)
     else:
         light, trials = PrunedModel(mask_layers(model, chosen)), []
@@ -267,9 +266,9 @@ def prune_selected(
     return light, trials
 
 
-def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
+def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch]) -> list[float]:
     """Compute the mean loss of the model with constant attention in each layer, one at a time."""
-    batches, losses = _require_batches(batches, "the importance of layers"), []
+    losses = []
     rows = [number_of_rows(batch) for batch in batches]
     with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
         adapter.trace(batches[0])
@@ -323,11 +322,9 @@ def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> s
     said = f"{nearest.rows} rows cannot tell whether {layers} would cost more than the tolerance of {tolerance:g}"
     if not math.isfinite(found.low):
         return f"{said}: they are too few for an interval of the difference."
-    allows = math.ceil(-found.low * 1e4) / 1e4
-    suggested = allows <= _SUGGESTED_TOLERANCE * abs(trials[0].score)
     return (
         f"{said}: the difference is {found.value:+.4f}, its {100 * CONFIDENCE:g} % interval {found.low:+.4f} to "
-        f"{found.high:+.4f}. More rows may tell{f'; a tolerance of {allows:g} would accept it' if suggested else ''}."
+        f"{found.high:+.4f}. More rows may tell, or a higher tolerance accept it."
     )
 
 
@@ -339,12 +336,10 @@ def loss_score(batches: Sequence[Batch]) -> Score:
         for batch in batches:
             rows = number_of_rows(batch)
             for number in range(rows):  # each as a batch, with its padding
-                row = {
-                    name: value[number : number + 1]
-                    if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,)
-                    else value
-                    for name, value in batch.items()
-                }
+                row = dict(batch)
+                for name, value in batch.items():
+                    if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,):
+                        row[name] = value[number : number + 1]
                 with torch.no_grad():
                     found.append(-float(loss_and_outputs(model(**row))[0]))
         return found
@@ -380,9 +375,3 @@ def _drop_fractions(
             f"pi has {counted(len(pi), 'layer')}, the model {len(keys)}: it must have one fraction for each."
         )
     return [fractions[key] for key in keys]
-
-
-def _require_batches(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
-    if not batches:
-        raise AttendropError(f"Pass labelled batches that were not trained on: {purpose} is measured on them.")
-    return batches

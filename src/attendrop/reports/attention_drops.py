@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, CombinedPlan, Plan
 from attendrop.methods.core.base import Compose, Method
 from attendrop.methods.core.context import TrainingContext, tokens_of
 from attendrop.runs.run_folder import read_metrics
-from attendrop.support.models import ROW_INDEX, Batch, loss_and_outputs, number_of_rows
-from attendrop.training.labelled_data import labelled_data
-from attendrop.training.regularization import Regularization
+from attendrop.support.models import ROW_INDEX, Batch, number_of_rows
+from attendrop.training.regularization import Regularization, labelled_data, run_model
 
 # What a method acts on, see MethodInfo, if it can drop positions of attention.
 IN_ATTENTION = frozenset({"scores", "weights", "heads", "layers"})
@@ -129,11 +127,11 @@ def record_drops(
 
     def compute_loss(given: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
         if plan is None:
-            return loss_and_outputs((other or model)(**given))
+            return run_model(other or model, given)
         assert regularization.adapter is not None
         watched = WatchedPlan(plan)
         regularization.adapter.bind(watched)
-        found = loss_and_outputs(model(**given, **{PLAN_KEYWORD: watched}))
+        found = run_model(model, given, watched)
         if watched.skipped and not watched.seen:  # the shapes of layers are known from those that run
             every = WatchedPlan(Plan())
             with torch.no_grad():
@@ -142,12 +140,9 @@ def record_drops(
         passes.append(watched.drops(regularization.adapter.attention_layers))
         return found
 
-    def evaluate(network: nn.Module, given: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
-        return loss_and_outputs(network(**given, **({} if plan is None else {PLAN_KEYWORD: plan})))
-
     training = TrainingContext(
         model=model,
-        evaluate=evaluate,
+        evaluate=run_model,
         seed=moment.seed,
         total_steps=moment.total_steps,
         optimizer=torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0),

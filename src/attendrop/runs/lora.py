@@ -58,9 +58,9 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
 
     Raises AttendropError if PEFT is not installed, or the model has no such targets.
     """
-    from attendrop.pruning.pruned_model import import_peft, quiet_peft
+    from attendrop.pruning.pruned_model import quiet_peft
 
-    peft, targets = import_peft(), options.targets
+    targets = options.targets
     modules = {name.rpartition(".")[0] for name in new}
     if task_type.generates and any(
         key.startswith(f"{each}.") for key in model.all_tied_weights_keys for each in modules
@@ -71,16 +71,16 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
         )
     children = [] if task_type.generates or model.base_model is model else list(model.named_children())
     heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
-    config = peft.LoraConfig(
-        task_type=task_type.peft_task_type,
-        r=options.r,
-        lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        target_modules=targets if targets in (None, ALL_LINEAR) else targets.split(","),
-        modules_to_save=[*heads, *sorted(each for each in modules if each.partition(".")[0] not in heads)],
-    )
     try:
-        with quiet_peft():
+        with quiet_peft() as peft:
+            config = peft.LoraConfig(
+                task_type=task_type.peft_task_type,
+                r=options.r,
+                lora_alpha=options.alpha,
+                lora_dropout=options.dropout,
+                target_modules=targets if targets in (None, ALL_LINEAR) else targets.split(","),
+                modules_to_save=[*heads, *sorted(each for each in modules if each.partition(".")[0] not in heads)],
+            )
             return peft.get_peft_model(model, config)
     except ValueError as error:
         raise AttendropError(

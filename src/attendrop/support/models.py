@@ -26,7 +26,7 @@ ROW_INDEX = "row_index"
 _BY_ROW = ("input_ids", "inputs_embeds", "labels")
 _POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 # These devices have no 64-bit floating-point numbers, in which counts are multiplied by fractions, and metrics summed.
-_WITHOUT_DOUBLES = ("mps",)
+WITHOUT_DOUBLES = ("mps",)
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
 
 
 def refuse_graph(batch: Batch) -> None:
-    """Raise AttendropError for a batch with an autograd graph, which is freed by the first backward pass."""
+    """Raise AttendropError for a batch with an autograd graph, which the first backward pass frees."""
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.requires_grad:
             raise AttendropError(
@@ -74,11 +74,7 @@ def logits_of(outputs: Any) -> Tensor:
 
 
 def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
-    """Name the outputs of a model that returns tuples or dicts for the inputs ``batch``; others are returned unchanged.
-
-    As everywhere in transformers, the loss comes first, if there is one, and then the logits: for question answering,
-    those of the first and of the last token.
-    """
+    """Name the outputs of a model that returns tuples (loss, logits) or dicts for ``batch``; others are unchanged."""
     from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
     from transformers.utils.generic import ModelOutput
 
@@ -103,10 +99,7 @@ def transformers_model(model: Any) -> Any:
 
 
 def freeze_unsaved(model: Any) -> list[Tensor]:
-    """Freeze what a model does not save: Marian's computed positions, which transformers 5.24 would train, and lose.
-
-    Returns what was not frozen before.
-    """
+    """Freeze what a model does not save, Marian's positions, which would be trained and lost; return what was not."""
     model = transformers_model(model)
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()
     trained = [each for name, each in model.named_parameters() if name in unsaved and each.requires_grad]
@@ -121,10 +114,7 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def position_limit(model: Any) -> int | None:
-    """Return the maximum number of tokens that a model's position embedding allows; patch positions do not count.
-
-    None if the model has no such embedding: rotary and relative positions have no end.
-    """
+    """Return the maximum number of tokens that a model's position embedding allows; None without one, as for images."""
     limits = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITIONS and "vis" not in name:
@@ -139,38 +129,25 @@ def compute_device(device: str) -> torch.device:
     if device == "cpu":
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if accelerator is None or accelerator.type in _WITHOUT_DOUBLES else accelerator
-
-
-def refuse_device(device: torch.device) -> None:
-    """Raise AttendropError for a device on which no method can train."""
-    if device.type in _WITHOUT_DOUBLES:
-        raise AttendropError(
-            "Apple's GPUs (MPS) have no 64-bit floating-point numbers, which the library needs; train on the CPU, in a "
-            "trainer with TrainingArguments(use_cpu=True)."
-        )
+    return torch.device("cpu") if accelerator is None or accelerator.type in WITHOUT_DOUBLES else accelerator
 
 
 def before_step(optimizer: Optimizer, act: Callable[[], None]) -> RemovableHandle:
-    """Call a function before each step of an optimizer, when its gradients are known: after the step's closure, if any.
+    """Call a function before each step of an optimizer, after the step's closure, if any; returns a handle."""
 
-    Lightning passes a closure to each step. Returns the handle that ends this.
-    """
-
-    def enter(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first argument is the optimizer
+    def enter(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The first argument is the optimizer; Lightning passes a closure, which computes the gradients.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             act()
-            return args, kwargs
+            return None
 
         def acting() -> Any:
             loss = closure()
             act()
             return loss
 
-        if len(args) > 1:
-            return (args[0], acting, *args[2:]), kwargs
-        return args, {**kwargs, "closure": acting}
+        return args[:1], {**kwargs, "closure": acting}
 
     return optimizer.register_step_pre_hook(enter)
 

@@ -1,19 +1,18 @@
-"""Checkpoints with a manifest, which distinguishes complete from interrupted ones.
+"""Checkpoints with a manifest, written last, that lists their files with their SHA-256.
 
-A process may die while it writes or deletes a checkpoint. So each has a manifest, written last, that lists its files
-with their SHA-256. A checkpoint is complete if it has one and all files are as listed.
+A process may die while it writes or deletes a checkpoint: it is complete if it has one, and all files are as listed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, takewhile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -28,9 +27,6 @@ from attendrop.support.files import sha256, share_permissions, write_json
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
 METHOD_STATE = "attendrop_session.pt"
-# File that transformers adds while it writes a checkpoint on SIGTERM, and then deletes.
-_IN_PROGRESS = "checkpoint-is-incomplete.txt"
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 logger = logging.get_logger(__name__)
 
 
@@ -50,8 +46,6 @@ def save_method_state(
     Raises:
         AttendropError: A value is neither a tensor nor a plain value, so that it could not be read again.
     """
-    for own in (state, rank_state):
-        _check_plain(own, "state")
     files = {_rank_file(checkpoint, rank): rank_state}
     if rank == 0:
         others = (_rank_file(checkpoint, other) for other in count(world_size))
@@ -60,6 +54,14 @@ def save_method_state(
         file.unlink(missing_ok=True)
         if content:
             torch.save(dict(content), file)
+            try:
+                torch.load(file, "cpu", weights_only=True, mmap=True)
+            except UnpicklingError as error:
+                told = str(error).partition("\n")[0]
+                raise AttendropError(
+                    "The state of the method could not be read again; keep tensors and plain values (numbers, texts, "
+                    f"lists, dictionaries) in state_dict ({told})."
+                ) from None
 
 
 def load_method_state(checkpoint: Path, rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -75,53 +77,36 @@ def load_method_state(checkpoint: Path, rank: int, world_size: int) -> tuple[dic
     return whole, own
 
 
-def mark_unfinished(checkpoint: Path) -> None:
-    """Start writing a checkpoint: its manifest marks it as unfinished."""
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    write_json(checkpoint / MANIFEST, {"unfinished": True})
-
-
 def delete_old(newest: Path, limit: int | None, best: str | None) -> None:
-    """Delete checkpoints beside the newest so that at most ``limit`` are left, if any; the best one is kept.
+    """Delete the oldest checkpoints so that at most ``limit`` are left, if any; the newest and the best are kept.
 
-    Those that were being written when their process died are deleted first, since they would count as the newest.
-    Others with greater numbers than the newest come from an earlier run in the same folder, and count as the oldest.
+    Age is by time: those of an earlier run in the same folder may have greater numbers.
     """
-    for checkpoint in newest.parent.glob("checkpoint-*"):
-        if "unfinished" in _manifest(checkpoint):
-            shutil.rmtree(checkpoint, ignore_errors=True)
-    if limit is None or limit <= 0:
-        return
-    numbered = _numbered(newest.parent)
-    last = next(number for number, folder in numbered if folder == newest)
     kept = {newest} if best is None else {newest, Path(best)}
-    oldest_first = sorted(numbered, key=lambda each: (each[0] <= last, each[0]))
-    others = [folder for _, folder in oldest_first if folder not in kept]
-    for folder in others[: max(0, len(numbered) - max(limit, len(kept)))]:
+    numbered = [folder for folder in newest.parent.glob("checkpoint-*") if folder.name[11:].isdecimal()]
+    found = sorted(numbered, key=lambda folder: folder.stat().st_mtime_ns)
+    others = [folder for folder in found if folder not in kept]
+    for folder in others[: max(0, len(found) - max(limit, len(kept)))] if limit is not None and limit > 0 else ():
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_complete(checkpoint: Path) -> bool:
     """Return whether a checkpoint has all its files, as they were written."""
     try:
-        return all(sha256(checkpoint / name) == digest for name, digest in _manifest(checkpoint)["files"].items())
-    except (OSError, KeyError, AttributeError):
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return all(sha256(checkpoint / name) == digest for name, digest in files.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """Find the complete ``OUTPUT_DIR/checkpoint-N`` with the greatest N; others are skipped with a warning."""
-    numbered = _numbered(Path(output_dir))
-    for _, folder in sorted(numbered, reverse=True):
+    folders = Path(output_dir).glob("checkpoint-*")
+    numbered = [folder for folder in folders if folder.name[11:].isdecimal() and folder.is_dir()]
+    for folder in sorted(numbered, key=lambda folder: int(folder.name[11:]), reverse=True):
         if is_complete(folder):
             return folder
-        if not (folder / MANIFEST).exists():
-            reason = f"it has no {MANIFEST}: another trainer wrote it, or it was being deleted"
-        elif "unfinished" in _manifest(folder):
-            reason = "it is not complete; the process probably died while writing it"
-        else:
-            reason = "it is not complete (a file is missing or was changed)"
-        logger.warning(f"Skipped {folder}: {reason}.")
+        logger.warning(f"Skipped {folder}: it is not complete; the process probably died while writing it.")
     return None
 
 
@@ -129,8 +114,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 def reading(checkpoint: str | os.PathLike[str], what: str) -> Iterator[None]:
     """Convert errors of libraries that read part of a checkpoint, such as ``"its optimizer"``, to one sentence.
 
-    A manifest says that a checkpoint is as it was written, and not by whom, or of which model. What PyTorch says of a
-    file that it cannot read without running code advises to run that.
+    What PyTorch says of a file that it cannot read without running code advises to run that.
     """
     try:
         yield
@@ -162,12 +146,11 @@ def trainer_state(checkpoint: Path) -> Any:
 
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
     """Read the state of the run; raise AttendropError for no or half a checkpoint, or another method or options."""
-    if not (checkpoint / MANIFEST).exists():
-        raise AttendropError(
-            f"'{checkpoint}' is no checkpoint of RegularizedTrainer: it has no {MANIFEST}. Name one that it wrote."
-        )
     if not is_complete(checkpoint):
-        raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
+        raise AttendropError(
+            f"'{checkpoint}' is no complete checkpoint of RegularizedTrainer (it has no {MANIFEST}, or a file is "
+            "missing or was changed); name another."
+        )
     with reading(checkpoint, STATE):
         found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         state: dict[str, Any] = dict(found["state"])
@@ -186,39 +169,9 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
     return state
 
 
-def _check_plain(value: Any, name: str) -> None:
-    """Refuse what ``torch.load(weights_only=True)`` does."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            _check_plain(key, f"key {key!r} of {name}")
-            _check_plain(each, f"{name}[{key!r}]")
-    elif type(value) in (list, tuple, set):
-        for place, each in enumerate(value):
-            _check_plain(each, f"{name}[{place}]")
-    elif not (isinstance(value, torch.Tensor) or type(value) in _PLAIN):
-        raise AttendropError(
-            f"The {name} of the method is of type {type(value).__name__}; keep tensors and plain values (numbers, "
-            "texts, lists, dictionaries) in state_dict."
-        )
-
-
 def _rank_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / METHOD_STATE.replace(".pt", f"_{rank}.pt")
 
 
-def _manifest(checkpoint: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _numbered(output_dir: Path) -> list[tuple[int, Path]]:
-    """Return the checkpoints in a folder, each with its number."""
-    found = ((re.fullmatch(r"checkpoint-(\d+)", folder.name), folder) for folder in output_dir.glob("*"))
-    return [(int(match[1]), folder) for match, folder in found if match and folder.is_dir()]
-
-
 def _files(checkpoint: Path) -> list[Path]:
-    passing = (MANIFEST, _IN_PROGRESS)
-    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name not in passing]
+    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST]

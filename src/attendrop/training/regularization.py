@@ -1,21 +1,29 @@
-"""A method applied to a model, step by step: for a loop of one's own (``regularize``), and for the trainer."""
+"""A method applied to a model, step by step: for a loop of one's own (``regularize``), and for the trainer.
+
+Also the labelled rows that methods read beside the training batches.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
+from operator import itemgetter
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Cache
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.hooks import in_precision_of, is_compiled, whole_graphs_refused
+from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.attention.interface import refuse_unsavable
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
@@ -29,6 +37,7 @@ from attendrop.methods.core.base import (
 )
 from attendrop.methods.core.context import (
     ComputeLoss,
+    LabelledData,
     Processes,
     RunningStatistics,
     StepContext,
@@ -39,6 +48,7 @@ from attendrop.methods.core.registry import check_method
 from attendrop.randomness.keyed_random import SampleKey
 from attendrop.support.models import (
     ROW_INDEX,
+    WITHOUT_DOUBLES,
     Batch,
     before_step,
     freeze_unsaved,
@@ -48,12 +58,11 @@ from attendrop.support.models import (
     model_inputs,
     named_outputs,
     number_of_rows,
-    refuse_device,
     sharding_mesh,
     skips_step,
+    to_device,
     unscale,
 )
-from attendrop.training.labelled_data import labelled_data
 from attendrop.wording import counted
 
 # The names of the model in the wrappers of torch.compile and of Lightning Fabric.
@@ -85,8 +94,7 @@ class Regularization:
         idle: Whether the method regularises nothing, like plain fine-tuning.
         loss_scale: The factor by which gradients are multiplied under float16.
         loss_weight: The weight of a mean over the micro-batch in the loss of the step.
-        accumulation_steps: Number of micro-batches whose losses are averaged after :meth:`compute`; 1 if
-            ``loss_weight`` accounts for them.
+        accumulation_steps: Number of micro-batches whose losses are averaged beside that weight.
         as_inputs: Returns what the model receives for a batch; None: all its columns. See :class:`StepContext`.
     """
 
@@ -107,13 +115,15 @@ class Regularization:
         *,
         compiles: bool = False,
     ) -> None:
-        refuse_device(next(training.model.parameters()).device)
+        if next(training.model.parameters()).device.type in WITHOUT_DOUBLES:
+            raise AttendropError(
+                "Apple's GPUs (MPS) have no 64-bit floating-point numbers, which the library needs; train on the CPU, "
+                "in a trainer with TrainingArguments(use_cpu=True)."
+            )
         self.model = training.model
         self._trained_model = training.model if compiled_model is None else compiled_model
         self.method = method
-        self.training = dataclasses.replace(
-            training, evaluate=lambda model, batch, *plan: training.evaluate(model, model_inputs(batch), *plan)
-        )
+        self.training = training
         self.epoch: int | None = None
         self.steps_taken = 0
         self.batches = 0
@@ -135,12 +145,49 @@ class Regularization:
             self._open.callback(parameter.requires_grad_)
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
-        if not self.idle:
+        if self.idle:
+            return
+        try:
+            if has_adapter(self.model):
+                refuse_with_adapter(self.method)
+            if sharding_mesh(self.model) is not None:
+                refuse_sharded(self.method)
+            if compiles or compiled_model is not None or is_compiled(training.model):
+                import torch._dynamo
+
+                # Such code ignores added and removed hooks by default.
+                self._open.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
+                torch.compiler.reset()
+            if self.method.info.uses_attention:
+                self.adapter = ModelAdapter(self.model)
+                refuse_unsavable(self.model, self.adapter.configs)
+            self.method_state = check_state(self.method, self.method.start(self.training))
+            if editing := [part for part in self.method.parts if part.defines("edit_gradients")]:
+                if self.training.optimizer is None:
+                    raise AttendropError(
+                        f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
+                        "optimizer, regularize(..., optimizer=optimizer)."
+                    )
+                parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
+
+                def edit() -> None:
+                    if not skips_step(optimizer):
+                        unscale(optimizer)
+                        self.method_state.edit_gradients(parameters)
+
+                self._open.callback(before_step(optimizer, edit).remove)
+            if self.adapter is not None:
+                self.adapter.attach()
+            others = [part for each in _OPEN if each.model is self.model for part in each.method.parts]
             try:
-                self._start(compiled=compiles or compiled_model is not None or is_compiled(training.model))
-            except BaseException:
-                self.close()
-                raise
+                refuse_conflicts([*others, *self.method.parts])
+            except AttendropError as error:
+                name = type(self.model).__name__
+                raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
+            _OPEN.add(self)
+        except BaseException:
+            self.close()
+            raise
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, from 0, when it begins. Methods that act in some epochs need it."""
@@ -158,16 +205,13 @@ class Regularization:
         self._stepped = True
         self.begin_step(self.steps_taken + 1)
         for state in self.method_state.parts:
-            self._note(state, state.after_step(self.steps_taken))
+            found = state.after_step(self.steps_taken)
+            self._metrics |= {f"{state.method.source}/{name}": value for name, value in found.items()}
 
     def finish(self) -> None:
         """Complete the period of a method that works in periods; call after the last step."""
         for state in self.method_state.parts:
-            self._note(state, state.finish())
-
-    def _note(self, state: MethodState, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of a step, by their names in the log."""
-        self._metrics |= {f"{state.method.source}/{name}": value for name, value in metrics.items()}
+            self._metrics |= {f"{state.method.source}/{name}": value for name, value in state.finish().items()}
 
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
         """Warn before training of methods that act in none of the epochs, or if ``sys.maxsize``, may act in none."""
@@ -190,25 +234,20 @@ class Regularization:
         self._note_effects()
         if self.idle or self.training.processes.rank:
             return
-        if self._stepped and not self._called:
-            for method in self.method.parts:
-                logger.warning(
-                    "Method %s never took effect: the model was called without it. Compute the loss by reg.loss.",
-                    method.name,
-                )
-            return
         if self._called > 1 and not self._stepped:
             logger.warning(
                 "reg.step() was never called, so method %s took all losses as one optimizer step. Call it after each "
                 "optimizer.step().",
                 self.method.name,
             )
-        for method in self.method.parts if self._called else ():
+        for method in self.method.parts if self._called or self._stepped else ():
             if method.source not in self._effective:
+                how = "fine-tuned without it" if self._effective else "fine-tuned plainly"
+                if not self._called:
+                    how = "called without it; compute the loss by reg.loss"
                 known = method in self._warned or not method.needs_epoch()  # a hint is given only once
                 hint = "" if known else f" {method.info.inactive_epochs_hint}".rstrip()
-                how = "without it" if self._effective else "plainly"
-                logger.warning("Method %s never took effect: the model was fine-tuned %s.%s", method.name, how, hint)
+                logger.warning("Method %s never took effect: the model was %s.%s", method.name, how, hint)
         for state in self.method_state.parts:
             if self._called and state.searching:
                 logger.warning(
@@ -253,39 +292,41 @@ class Regularization:
                 "{'input_ids': ..., 'attention_mask': ..., 'labels': ...}."
             )
         if rows is not None:
-            try:
-                found = torch.as_tensor(rows)
-            except (TypeError, ValueError, RuntimeError):
-                found = torch.empty(0)
-            if found.ndim != 1 or found.is_floating_point() or found.is_complex():
+            indices = rows.tolist() if isinstance(rows, Tensor) else list(rows)
+            if len(indices) != number_of_rows(batch) or not all(isinstance(each, Integral) for each in indices):
                 raise AttendropError(
-                    "rows has the index of each row of the batch in the training data: a list of integers."
+                    "rows has the index of each row of the batch in the training data: a list of as many integers."
                 )
-            if len(found) != number_of_rows(batch):
-                raise AttendropError(f"rows has {len(found)} indices, and the batch {number_of_rows(batch)} rows.")
-            batch = {**batch, ROW_INDEX: found}
+            batch = {**batch, ROW_INDEX: torch.tensor(indices)}
         if self.model.training:
             self.batches += 1
-        return self.compute(batch, self._model_loss)[0]
 
-    @whole_graphs_refused()
+        def training_pass(given: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+            if model is None:
+                return run_model(self._trained_model, given, plan)
+            # A copy runs in the mixed precision that accelerate has wrapped the model for.
+            own = vars(self.model)
+            wrapped = getattr(own.get("forward"), "__func__", None) if "_original_forward" in own else None
+            if wrapped is None:
+                return run_model(model, given, plan)
+            with replaced_attribute(model, "forward", MethodType(wrapped, model)):
+                return run_model(model, given, plan)
+
+        return self.compute(batch, training_pass)[0]
+
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """Compute the training loss as :meth:`loss` does, and the model's outputs, with a custom training pass.
 
         This pass, ``compute_loss(batch, plan, model) -> (loss, outputs)``, must pass the plan to the model as the
-        keyword ``attendrop_plan``.
+        keyword ``attendrop_plan``, and only the columns of the batch that the model reads.
         """
-
-        def run(given: Batch, *others: Any) -> tuple[Tensor, Any]:
-            return compute_loss(model_inputs(given), *others)
-
         if not self.model.training:
             if torch.is_grad_enabled():
                 raise AttendropError(
                     "The model is in evaluation mode, in which nothing is regularised: call model.train() before you "
                     "train. To evaluate, switch gradients off: torch.no_grad()."
                 )
-            return run(batch, None)
+            return compute_loss(batch)
         self._called += 1
         rows = number_of_rows(batch)
         processes = self.training.processes
@@ -303,7 +344,7 @@ class Regularization:
         self._statistics.passes += 1
         self._statistics.active.update(method.source for method in taking_part if method.active(epoch))
         if not taking_part:
-            return run(batch, None)
+            return compute_loss(batch)
         if self.adapter is not None or self.method.defines("penalty") or self.method.defines("loss"):
             for name, value in batch.items():
                 if isinstance(value, Cache):
@@ -319,16 +360,30 @@ class Regularization:
             assert self.adapter is not None
             return self.training.evaluate(self.model, given, self.adapter.bind(plan))
 
+        def weight_like(loss: Tensor) -> Tensor:
+            """Return the weight of the loss as a tensor on its device, without synchronisation."""
+            weight = self.loss_weight
+            return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
+
         def mean_loss(given: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             """Run the training pass with the plan bound to the model; its loss is a mean, as methods expect it."""
             if plan is not None and model is None:  # that of another model is bound to it
                 if self.adapter is None:
                     raise AttendropError(f"Method '{self.method.name}' has a plan, but declares uses_attention=False.")
                 plan = self.adapter.bind(plan)
-            loss, outputs = run(given, plan) if model is None else run(given, plan, model)
-            weight = self._weight_like(loss)
+            loss, outputs = compute_loss(given, plan, model)
+            weight = weight_like(loss)
             # The loss of a micro-batch without labels is 0, and stays so.
             return loss / weight.where(weight != 0, 1), named_outputs(outputs, given)
+
+        def refuse_unknown_scale(gradient: Tensor) -> None:
+            factor = float(gradient) / self.loss_scale
+            if abs(factor) > _LARGEST_LOSS_FACTOR:
+                raise AttendropError(
+                    f"The loss was multiplied by {factor:g} before the backward pass. Method '{self.method.name}' "
+                    "reads gradients, and must know by how much these are scaled: pass your gradient scaler, "
+                    "regularize(..., scaler=scaler)."
+                )
 
         context = StepContext(
             model=self.model,
@@ -349,9 +404,9 @@ class Regularization:
         if self.adapter is not None:
             self.adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, mean_loss)
-        loss = loss * self._weight_like(loss)
+        loss = loss * weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
-            loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
+            loss.register_hook(refuse_unknown_scale)  # type: ignore[no-untyped-call]
             self._scale_is_known = True
         return loss, outputs
 
@@ -360,9 +415,8 @@ class Regularization:
 
         ``<method>/active`` is the fraction of passes in which the method acted. If it did, ``<method>/dropped`` is the
         fraction of positions dropped, of those in rows that can have candidates, and
-        ``<method>/dropped/<kind>.<layer>`` that of one layer. Methods add metrics of their own. Each method of a
-        composition has its own name. :meth:`metrics` is included. If several processes train a model, all must call
-        this, and get the metrics of all.
+        ``<method>/dropped/<kind>.<layer>`` that of one layer. Methods add metrics of their own, and those of
+        :meth:`metrics`. If several processes train a model, all must call this, and get the metrics of all.
         """
         if self.idle:
             return {}
@@ -410,66 +464,10 @@ class Regularization:
         if self.adapter is not None:
             self.adapter.detach()
 
-    def _start(self, *, compiled: bool) -> None:
-        """Start the method, and attach it to the model and the optimizer."""
-        if has_adapter(self.model):
-            refuse_with_adapter(self.method)
-        if sharding_mesh(self.model) is not None:
-            refuse_sharded(self.method)
-        if compiled:  # such code ignores added and removed hooks by default
-            import torch._dynamo
 
-            self._open.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
-            torch.compiler.reset()
-        if self.method.info.uses_attention:
-            self.adapter = ModelAdapter(self.model)
-            refuse_unsavable(self.model, self.adapter.configs)
-        self.method_state = check_state(self.method, self.method.start(self.training))
-        if editing := [part for part in self.method.parts if part.defines("edit_gradients")]:
-            if self.training.optimizer is None:
-                raise AttendropError(
-                    f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
-                    "optimizer, regularize(..., optimizer=optimizer)."
-                )
-            parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
-
-            def edit() -> None:
-                if not skips_step(optimizer):
-                    unscale(optimizer)
-                    self.method_state.edit_gradients(parameters)
-
-            self._open.callback(before_step(optimizer, edit).remove)
-        if self.adapter is not None:
-            self.adapter.attach()
-        others = [part for each in _OPEN if each.model is self.model for part in each.method.parts]
-        try:
-            refuse_conflicts([*others, *self.method.parts])
-        except AttendropError as error:
-            name = type(self.model).__name__
-            raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
-        _OPEN.add(self)
-
-    def _refuse_unknown_scale(self, gradient: Tensor) -> None:
-        """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""
-        factor = float(gradient) / self.loss_scale
-        if abs(factor) > _LARGEST_LOSS_FACTOR:
-            raise AttendropError(
-                f"The loss was multiplied by {factor:g} before the backward pass. Method '{self.method.name}' reads "
-                "gradients, and must know by how much these are scaled: pass your gradient scaler, "
-                "regularize(..., scaler=scaler)."
-            )
-
-    def _model_loss(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
-        keywords = {} if plan is None else {PLAN_KEYWORD: plan}
-        if model is None:
-            return loss_and_outputs(self._trained_model(**batch, **keywords))
-        with in_precision_of(self.model, model):
-            return loss_and_outputs(model(**batch, **keywords))
-
-    def _weight_like(self, loss: Tensor) -> Tensor:
-        """Return the weight of the loss as a tensor on its device, without synchronisation."""
-        weight = self.loss_weight
-        return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
+def run_model(model: nn.Module, batch: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+    """Run a model that computes its own loss."""
+    return loss_and_outputs(model(**model_inputs(batch), **({} if plan is None else {PLAN_KEYWORD: plan})))
 
 
 @contextmanager
@@ -490,7 +488,7 @@ def regularize(
 
     At the end of the block, even after an exception, the model is exactly as it would be without the library, except
     for what training did to its weights. Within it, parameters that the model's class leaves out of its files, Marian's
-    computed positions, are not trained: the saved model would lose what they learnt.
+    computed positions, are not trained.
 
     Example:
         >>> model.train()  # models come from ``from_pretrained`` in evaluation mode
@@ -507,9 +505,9 @@ def regularize(
     Args:
         model: A transformers model, or a class of your own whose forward pass hands ``**kwargs`` on to one in it;
             compiled or not, set up by Lightning Fabric for one device or not; without wrappers such as
-            DistributedDataParallel. A model that ``fully_shard`` (FSDP2) has
-            divided among processes is trained by all of them: each passes its own part of a batch, with the same number
-            of rows, and calls the same functions of the regularised model, including :meth:`Regularization.logs`.
+            DistributedDataParallel. If ``fully_shard`` (FSDP2) has divided it among processes, each passes its own part
+            of a batch, with the same number of rows, and calls the same functions, including
+            :meth:`Regularization.logs`.
         method: The method, such as ``ADDrop()``.
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
@@ -547,15 +545,21 @@ def regularize(
             "method that only edits gradients can do with the one that steps first."
         )
     device = next(model.parameters()).device
+    mesh = sharding_mesh(model)
 
-    def evaluate(model: nn.Module, batch: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
-        return loss_and_outputs(model(**batch, **({} if plan is None else {PLAN_KEYWORD: plan})))
+    def total(tensor: Tensor) -> Tensor:
+        found = tensor.to(device, copy=True)
+        distributed.all_reduce(found, group=mesh.get_group())
+        return found
+
+    def gather(value: Any) -> list[Any]:
+        return gathered(value, mesh.get_group())
 
     training = TrainingContext(
         model=model,
-        evaluate=evaluate,
+        evaluate=run_model,
         seed=seed,
-        processes=_processes(model, device),
+        processes=Processes() if mesh is None else Processes(mesh.get_local_rank(), mesh.size(), total, gather),
         total_steps=total_steps,
         optimizer=getattr(optimizer, "optimizer", optimizer),  # of Accelerate
         max_grad_norm=max_grad_norm,
@@ -573,15 +577,63 @@ def regularize(
         regularization.close()
 
 
-def _processes(model: nn.Module, device: torch.device) -> Processes:
-    """Return the processes among which a model is divided; a single one for a model that is whole."""
-    mesh = sharding_mesh(model)
-    if mesh is None:
-        return Processes()
+class LabelledRows(LabelledData):
+    """Batches that ``collate`` makes of the rows of a data set with random access, on a device."""
 
-    def total(tensor: Tensor) -> Tensor:
-        found = tensor.to(device, copy=True)
-        distributed.all_reduce(found, group=mesh.get_group())
-        return found
+    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
+        if not len(rows):
+            raise AttendropError("The data is empty.")
+        self.rows = rows
+        self.collate = collate
+        self.device = device
 
-    return Processes(mesh.get_local_rank(), mesh.size(), total, lambda value: gathered(value, mesh.get_group()))
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
+        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer)."""
+        generator, rows = random.Random(seed), range(len(self.rows))
+        return [self._batch(generator.sample(rows, min(size, len(rows)))) for _ in range(count)]
+
+    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
+        for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
+            yield self._batch(range(start, min(start + size, len(self.rows))))
+
+    def _batch(self, numbers: Iterable[int]) -> Batch:
+        return to_device(self.collate([self.rows[i] for i in numbers]), self.device)
+
+
+class LabelledBatches(LabelledRows):
+    """Labelled rows that are given as batches, which are used as they are: ``size`` has no effect."""
+
+    def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
+        super().__init__(batches, itemgetter(0), device)
+
+    def __len__(self) -> int:
+        return sum(number_of_rows(batch) for batch in self.rows)
+
+    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
+        return super().sample(seed, count, 1)
+
+    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
+        return super().iter_batches(1, processes)
+
+
+def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
+    """Make labelled data of a ``DataLoader`` over a data set with random access, or of a list of batches."""
+    if value is None or isinstance(value, LabelledData):
+        return value
+    if isinstance(value, DataLoader):
+        if is_stream(value.dataset):
+            raise AttendropError(f"{name} is a loader over a stream; pass one over a data set with random access.")
+        return LabelledRows(value.dataset, value.collate_fn, device)
+    if isinstance(value, Sequence) and all(isinstance(batch, Mapping) for batch in value):
+        return LabelledBatches(value, device)
+    raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(value).__name__}.")
+
+
+def is_stream(rows: Any) -> bool:
+    """Return whether a data set is a stream, without random access; False for None."""
+    if rows is None:
+        return False
+    return isinstance(rows, IterableDataset) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__"))

@@ -1,25 +1,26 @@
-"""``transformers.Trainer`` with a method that regularises training.
+"""``transformers.Trainer`` with a method that regularises training, and the order and columns of its rows.
 
-The private parts of ``transformers.Trainer`` that the library uses are all used here: in the second half of the class
-and by the callbacks. A new release of transformers may change them; ``tests/training/test_trainer_hooks.py`` compares
-them with the installed one.
+The private parts of ``transformers.Trainer`` that the library uses are all used here. A new release of transformers may
+change them; ``tests/training/test_trainer_hooks.py`` compares them with the installed one.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Sampler, Subset
 from transformers import (
     IntervalStrategy,
     PreTrainedModel,
@@ -29,7 +30,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput
 
@@ -39,26 +39,9 @@ from attendrop.methods.core.base import FineTune, Method, MethodState
 from attendrop.methods.core.context import Processes, RunningStatistics, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.support.files import disk_errors
-from attendrop.support.models import (
-    ANSWER_MASK,
-    ROW_INDEX,
-    Batch,
-    freeze_unsaved,
-    gathered,
-    sharding_mesh,
-    transformers_model,
-)
+from attendrop.support.models import ANSWER_MASK, ROW_INDEX, Batch, freeze_unsaved, gathered, sharding_mesh
 from attendrop.training import checkpoints
-from attendrop.training.labelled_data import (
-    ColumnCollator,
-    EpochSampler,
-    IndexedRows,
-    LabelledRows,
-    is_stream,
-    row_lengths,
-    set_aside,
-)
-from attendrop.training.regularization import Regularization
+from attendrop.training.regularization import LabelledRows, Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
 
@@ -69,25 +52,24 @@ class RegularizedTrainer(Trainer):
     ``compute_loss``, which must call the model once. Five things differ:
 
     - The metrics of the method are logged beside the loss: see :meth:`Regularization.logs`.
-    - The order of batches depends on the data seed and the epoch alone, so that a run that was killed and resumed
-      continues exactly, and all methods see the same batches. ``train_sampling_strategy="group_by_length"`` groups
-      global batches of similar length and shuffles these.
+    - The order of batches depends on the data seed and the epoch alone, so that a resumed run continues exactly, and
+      all methods see the same batches. ``train_sampling_strategy="group_by_length"`` shuffles global batches of similar
+      length.
     - Each checkpoint contains the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the
       newest checkpoint that is complete, and starts over if there is none.
     - Under gradient accumulation and DDP, losses that are a mean over the micro-batch (those of classification heads,
       and of any ``compute_loss`` or ``compute_loss_func`` that ignores ``num_items_in_batch``) give the gradient of the
       mean over the whole batch. The stock trainer multiplies it by the number of micro-batches, and such a loss of an
       evaluation by the number of processes.
-    - Parameters that the model's class leaves out of its files, Marian's computed positions, are not trained: a resumed
-      run, and the saved model, would lose what they learnt.
+    - Parameters that the model's class leaves out of its files, Marian's computed positions, are not trained.
 
     Args:
         *args: As for ``transformers.Trainer``.
         regularizer: A method, such as ``ADDrop()``. None is plain fine-tuning.
         reward_dataset: Labelled rows, not trained on, on which a method may score models during training. By default,
             depending on the method, a fraction of ``train_dataset`` is held out, or ``eval_dataset`` is used.
-        compute_reward_metrics: Function for metrics of batches of these rows, for methods that use metrics as rewards;
-            by default ``compute_metrics``, and called in the same way.
+        compute_reward_metrics: Function for metrics of batches of these rows, for methods that use metrics as rewards,
+            of an ``EvalPrediction`` without inputs; by default ``compute_metrics``.
         **kwargs: As for ``transformers.Trainer``.
 
     Attributes:
@@ -97,9 +79,9 @@ class RegularizedTrainer(Trainer):
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; a model that ``torch.compile``
-            wrapped; reentrant activation checkpointing with a method that acts within the model; or, when training
-            starts, a model that the method cannot act on, or a ``compute_loss`` or ``training_step`` of a subclass that
-            leaves it no call of the model to act on.
+            wrapped; reentrant activation checkpointing; ``auto_find_batch_size``, ``enable_jit_checkpoint`` or
+            ``dataloader_persistent_workers``; or, when training starts, a model that the method cannot act on, or a
+            ``compute_loss`` or ``training_step`` of a subclass that leaves it no call of the model to act on.
     """
 
     kept_columns: Sequence[str] = ()
@@ -124,16 +106,11 @@ class RegularizedTrainer(Trainer):
         self._loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Path] | None = None
-        self._start: bytes | None = None
         self._sampler: EpochSampler | None = None
-        self._refuse_unsupported()
         if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
-        self._check_rows()
+        self._refuse_unsupported()
         self.add_callback(TrainingClock(self))
-        if isinstance(on_sigterm := self.pop_callback(JITCheckpointCallback), JITCheckpointCallback):
-            self.add_callback(CheckpointAfterStep(on_sigterm))
-        self.add_callback(SaveAfterEvaluation())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
@@ -145,17 +122,15 @@ class RegularizedTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(checkpoints.last_checkpoint(str(self.args.output_dir)) or "")
         checkpoint = str(resume_from_checkpoint or "")
-        self._resumed = self._start = None
+        self._resumed = None
         if checkpoint:
             self._resumed = checkpoints.load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
-            dispatch: Any = self.args.accelerator_config
-            in_epoch = not float(checkpoints.trainer_state(Path(checkpoint)).epoch or 0.0).is_integer()
-            in_several = self.args.world_size > 1 and dispatch.dispatch_batches and not dispatch.split_batches
-            # Accelerate takes the batches of a process for those of all, and would skip too few rows.
-            if in_several and in_epoch and not self.args.ignore_data_skip and not is_stream(self.train_dataset):
+            given: Any = self.args.accelerator_config
+            if self.args.world_size > 1 and given.dispatch_batches and not is_stream(self.train_dataset):
+                # It takes the batches of a process for those of all.
                 raise AttendropError(
-                    f"'{checkpoint}' is of the middle of an epoch, whose rows accelerate cannot skip in several "
-                    "processes with dispatch_batches=True: resume without it."
+                    "In several processes with dispatch_batches=True, accelerate skips too few rows of the epoch; "
+                    "resume without it."
                 )
         try:
             return super().train(checkpoint or None, *args, **kwargs)
@@ -170,10 +145,7 @@ class RegularizedTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes.
-
-        That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call.
-        """
+        """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes."""
         if self._regularization is None:
             return super().training_step(model, inputs, num_items_in_batch)
         self._regularization.batches += 1
@@ -222,13 +194,6 @@ class RegularizedTrainer(Trainer):
                 self._tr_loss += state["loss"]["sum"]
                 self._total_loss_scalar -= state["loss"]["sum"]
                 self._globalstep_last_logged = state["loss"]["since_step"]
-        elif self._start is not None:  # a restart after an out-of-memory error, with weights of later steps
-            start = torch.load(BytesIO(self._start), map_location="cpu", weights_only=True)
-            self.method_state.load_state_dict(*start)
-        elif self.args.auto_find_batch_size:  # a copy off any accelerator
-            content = BytesIO()
-            torch.save(self._regularization.method_state_dicts(), content)
-            self._start = content.getvalue()
         self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
 
     def _end(self) -> None:
@@ -237,44 +202,8 @@ class RegularizedTrainer(Trainer):
             self._regularization.close()
         self._regularization = self._regularized_loss = None
 
-    def _check_rows(self) -> None:
-        """Find the rows that the method scores models on, if none were passed; refuse streams where rows are chosen."""
-        if self.reward_dataset is None and self.train_dataset is not None:
-            match self.regularizer.rewarded_on():
-                case "split":
-                    fraction = self.regularizer.rewarded_fraction()
-                    self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, self.args.seed)
-                case "eval":
-                    if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-                        raise AttendropError("reward_data='eval' needs one eval_dataset; or pass reward_dataset.")
-                    self.reward_dataset = self.eval_dataset
-        if self.args.train_sampling_strategy == "group_by_length" and is_stream(self.train_dataset):
-            raise AttendropError(
-                "train_sampling_strategy='group_by_length' needs the lengths of all training rows, and these are a "
-                "stream; leave it out, or pass a data set with random access."
-            )
-        if self.regularizer.needs_rows and is_stream(self.train_dataset):
-            raise AttendropError(
-                f"Method '{self.regularizer.name}' needs stable row indices; a streaming dataset has none. Pass "
-                "a data set with random access."
-            )
-        makes_batches: Any = super().get_train_dataloader
-        if self.regularizer.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
-            raise AttendropError(
-                f"Method '{self.regularizer.name}' needs stable row indices, and {type(self).__name__} makes its own "
-                "batches, which have none; use another method or option."
-            )
-        if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
-            raise AttendropError(
-                f"reward_data={self.regularizer.rewarded_on()!r} scores models on labelled rows that are drawn at "
-                "random, and those given are a stream; pass a reward_dataset with random access."
-            )
-
     def labelled(self, rows: Any) -> LabelledRows | None:
-        """Make batches of rows of only the columns that the model reads; None for streams and several data sets.
-
-        If the model reads none but labels, the collator makes its inputs from the other columns.
-        """
+        """Make batches of rows of only the columns that the model reads; None for streams and several data sets."""
         if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
             return None
         collate = self.data_collator
@@ -283,6 +212,7 @@ class RegularizedTrainer(Trainer):
         else:
             self._set_signature_columns_if_needed()
             labels = {"label", "label_ids", *self.label_names}
+            # If the model reads none but labels, the collator makes its inputs from the other columns.
             if ({*self._signature_columns} - labels) & {*rows.column_names}:
                 rows = self._remove_unused_columns(rows, description="method")
         return LabelledRows(rows, collate, self.args.device)
@@ -295,21 +225,12 @@ class RegularizedTrainer(Trainer):
         return "" if name == "loss" else name
 
     def _metric(self, logits: Tensor, batch: Batch) -> float:
-        """Compute the metric that selects the best model, with a sign such that more is better.
-
-        It is computed for one batch, from what ``compute_metrics`` gets when ``transformers.Trainer`` evaluates.
-        """
+        """Compute the metric that selects the best model, of one batch, with a sign such that more is better."""
         assert self.compute_reward_metrics is not None
-        by_batch, given = self.args.batch_eval_metrics, {"predictions": logits, "label_ids": batch["labels"]}
         if self.preprocess_logits_for_metrics is not None:
-            given["predictions"] = self.preprocess_logits_for_metrics(logits, batch["labels"])
-        if "inputs" in self.args.include_for_metrics:
-            given["inputs"] = batch if by_batch else batch[getattr(self.model, "main_input_name", "input_ids")]
-        if by_batch:
-            metrics = self.compute_reward_metrics(EvalPrediction(**given), compute_result=True)
-        else:
-            arrays = nested_numpify(given)  # type: ignore[no-untyped-call]
-            metrics = self.compute_reward_metrics(EvalPrediction(**arrays))
+            logits = self.preprocess_logits_for_metrics(logits, batch["labels"])
+        arrays = nested_numpify({"predictions": logits, "label_ids": batch["labels"]})  # type: ignore[no-untyped-call]
+        metrics = self.compute_reward_metrics(EvalPrediction(**arrays))
         found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
         name = self._metric_name()
         if name not in found:
@@ -331,27 +252,13 @@ class RegularizedTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the mask of answers, and row indices if the method needs them."""
         rows, needed = self.train_dataset, self.regularizer.needs_rows
-        indexed = needed and rows is not None
         with (
-            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator, (ANSWER_MASK,), indexed)),
-            replaced_attribute(self, "train_dataset", IndexedRows(rows) if indexed else rows),
+            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator)),
+            replaced_attribute(self, "train_dataset", IndexedRows(rows) if needed and rows is not None else rows),
             replaced_attribute(self, "_signature_columns", self._signature_columns),
             replaced_attribute(self, "kept_columns", [*self.kept_columns, ANSWER_MASK, *[ROW_INDEX] * needed]),
         ):
             return super().get_train_dataloader()
-
-    def complete_checkpoint(self, checkpoint: Path, regularization: Regularization) -> None:
-        """Add the state of the method, the loss since it was last logged, and then the manifest."""
-        processes = (self.args.process_index, self.args.world_size)
-        checkpoints.save_method_state(checkpoint, *regularization.method_state_dicts(), *processes)
-        # The next loss that is logged is a mean over all steps since the last one, also in a resumed run.
-        total = self._over_processes(self._tr_loss).item() / self.args.world_size
-        loss = {"sum": total, "since_step": self._globalstep_last_logged}
-        state = regularization.state_dict()
-        statistics = RunningStatistics.merged(self._gather(state["statistics"])).state_dict()
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            checkpoints.write_manifest(checkpoint, self.regularizer, state | {"statistics": statistics, "loss": loss})
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:
@@ -363,6 +270,7 @@ class RegularizedTrainer(Trainer):
         return [value] if self.args.world_size == 1 else gathered(value)
 
     def _refuse_unsupported(self) -> None:
+        """Refuse what is not supported; find the rows that the method scores models on, if none were passed."""
         if self.args.n_gpu > 1:
             raise AttendropError(
                 f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
@@ -381,28 +289,48 @@ class RegularizedTrainer(Trainer):
                 "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
                 "arguments, or compile it in place: model.compile()."
             )
+        # These begin or end within a step, or draw random numbers that a resumed run would not.
+        for name in ("auto_find_batch_size", "enable_jit_checkpoint", "dataloader_persistent_workers"):
+            if getattr(self.args, name, False):
+                raise AttendropError(f"RegularizedTrainer does not support {name}; leave it out.")
         # The second run of a block, in the backward pass, would not be that of the first with a method in it.
-        within = [
-            part.name
-            for part in self.regularizer.parts
-            if part.info.uses_attention or {*part.info.acts_on} - {"gradients", "inputs", "loss"}
-        ]
         given = vars(self.args)
         name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
         keywords = given[f"{name}_checkpointing_kwargs"]
         reentrant = given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant")
-        if reentrant and within:
+        if reentrant and self.regularizer != FineTune():
             raise AttendropError(
-                f"Method '{within[0]}' acts within the model, where reentrant activation checkpointing is not "
-                f"supported; set {name}_checkpointing_kwargs={{'use_reentrant': False}}."
+                f"Method '{self.regularizer.name}' does not support reentrant activation checkpointing; set "
+                f"{name}_checkpointing_kwargs={{'use_reentrant': False}}."
+            )
+        method, by_length = self.regularizer, self.args.train_sampling_strategy == "group_by_length"
+        rewarded_by = f"reward_data={method.rewarded_on()!r}"
+        if self.reward_dataset is None and self.train_dataset is not None:
+            match method.rewarded_on():
+                case "split":
+                    fraction, seed = method.rewarded_fraction(), self.args.seed
+                    self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, seed)
+                case "eval":
+                    if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
+                        raise AttendropError(f"{rewarded_by} needs one eval_dataset; or pass reward_dataset.")
+                    self.reward_dataset = self.eval_dataset
+        for chooses, rows, why in (
+            (by_length, self.train_dataset, "train_sampling_strategy='group_by_length' sorts rows by their lengths"),
+            (method.needs_rows, self.train_dataset, f"Method '{method.name}' needs row indices"),
+            (method.rewarded_on(), self.reward_dataset, f"{rewarded_by} draws rows at random"),
+        ):
+            if chooses and is_stream(rows):
+                raise AttendropError(f"{why}, and those given are a stream; pass a data set with random access.")
+        makes_batches: Any = super().get_train_dataloader
+        if method.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
+            raise AttendropError(
+                f"Method '{method.name}' needs row indices, and {type(self).__name__} makes its own batches, which "
+                "have none; use another method or option."
             )
 
     def eval_sampler(self, rows: Any) -> Sampler[int] | None:
         """Make the sampler of rows to evaluate on or predict; None for that of ``transformers.Trainer``."""
         return None
-
-    def found_best(self) -> None:
-        """Called when the model that was just evaluated is the best so far."""
 
     # What follows overrides private methods. DataLoaders are made with a sampler whose order is a function of the seed
     # and the epoch, except for streams and other orders. A sampler of the trainer that this is mixed into is not
@@ -410,8 +338,8 @@ class RegularizedTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         stock: Any = super()._get_train_sampler
-        rows = self.train_dataset if train_dataset is None else train_dataset
-        rows, original = (each.rows if isinstance(each, IndexedRows) else each for each in (rows, self.train_dataset))
+        given: list[Any] = [self.train_dataset if train_dataset is None else train_dataset, self.train_dataset]
+        rows, original = (each.rows if isinstance(each, IndexedRows) else each for each in given)
         strategy = self.args.train_sampling_strategy
         known = strategy in ("random", "group_by_length") and stock.__func__ is Trainer._get_train_sampler
         if rows is None or not hasattr(rows, "__len__") or not known:
@@ -421,7 +349,16 @@ class RegularizedTrainer(Trainer):
         global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         lengths: Sequence[int] | None = None
         if strategy == "group_by_length":
-            lengths = row_lengths(rows, original, self.args.length_column_name)
+            column = self.args.length_column_name
+            for source in (rows, original):  # unused columns may have been removed from the first
+                if column in (getattr(source, "column_names", None) or ()) and len(source) == len(rows):
+                    lengths = lengths or [int(length) for length in source[column]]
+            try:
+                lengths = lengths or [len(rows[i]["input_ids"]) for i in range(len(rows))]
+            except (KeyError, TypeError):
+                raise AttendropError(
+                    f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the data."
+                ) from None
         self._sampler = EpochSampler(len(rows), seed, global_batch, lengths)
         return self._sampler
 
@@ -436,21 +373,6 @@ class RegularizedTrainer(Trainer):
         known: Any = self._signature_columns
         if known is not None:
             self._signature_columns: Any = [*known, *(name for name in self.kept_columns if name not in known)]
-
-    # Each pass over a DataLoader draws the seed of its workers, but where these persist, only the first one of a
-    # process does: a resumed run would draw other numbers afterwards than one that was not interrupted.
-
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, sampler_fn: Any = None, is_training: bool = False,
-        dataloader_key: str | None = None,
-    ) -> DataLoader[Any]:  # fmt: skip
-        loader: DataLoader[Any] = super()._get_dataloader(
-            dataset, description, batch_size, sampler_fn, is_training, dataloader_key
-        )
-        if self.args.dataloader_persistent_workers:
-            prepared: Any = getattr(loader, "base_dataloader", loader)
-            prepared.generator = torch.Generator().manual_seed(self.args.seed)
-        return loader
 
     # What a checkpoint holds is read by PyTorch and safetensors, whose errors are not for users.
 
@@ -509,7 +431,8 @@ class RegularizedTrainer(Trainer):
         return found
 
     # A checkpoint is complete with its manifest, which a callback cannot write last. Older ones are deleted after that,
-    # an interrupted one at once, and it is pushed to the hub once complete. The files of some families (ViT, DeiT,
+    # an interrupted one at once, and it is pushed to the hub once complete. The next loss that is logged is a mean over
+    # all steps since the last one, also in a resumed run: so the sum is kept. The files of some families (ViT, DeiT,
     # DINOv2) have other names of parameters, which from_pretrained converts. The trainer reads a checkpoint without
     # converting, and would leave such parameters as they are, so it has the names that they have in the model.
 
@@ -520,8 +443,8 @@ class RegularizedTrainer(Trainer):
         if isinstance(saved, PreTrainedModel):  # not of PEFT
             save = partial(saved.save_pretrained, save_original_format=False)
             own_names = replaced_attribute(saved, "save_pretrained", save)
-        if self.args.should_save:
-            checkpoints.mark_unfinished(checkpoint)
+        regularization, rank, world_size = self._regularization, self.args.process_index, self.args.world_size
+        assert regularization is not None
         try:
             with (
                 replaced_attribute(self.args, "save_total_limit", None),
@@ -530,40 +453,31 @@ class RegularizedTrainer(Trainer):
                 own_names,
             ):
                 super()._save_checkpoint(model, trial)
-                if self._regularization is not None:
-                    self.complete_checkpoint(checkpoint, self._regularization)
+                checkpoints.save_method_state(checkpoint, *regularization.method_state_dicts(), rank, world_size)
+                total = self._over_processes(self._tr_loss).item() / world_size
+                state = regularization.state_dict()
+                state["loss"] = {"sum": total, "since_step": self._globalstep_last_logged}
+                state["statistics"] = RunningStatistics.merged(self._gather(state["statistics"])).state_dict()
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
+                    checkpoints.write_manifest(checkpoint, self.regularizer, state)
         except BaseException:
             if self.args.should_save:  # on a full disk, an incomplete checkpoint would take up space
                 shutil.rmtree(checkpoint, ignore_errors=True)
             raise
-        if self._regularization is not None and self.args.should_save:
+        if self.args.should_save:
             checkpoints.delete_old(checkpoint, self.args.save_total_limit, self.state.best_model_checkpoint)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
 
-    # A callback sees the metrics, but cannot refuse a model that the method will discard, and does not learn whether it
-    # is the best.
+    # A callback sees the metrics, but cannot refuse a model that the method will discard.
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         if self._regularization is not None and any(
             state.searching for state in self._regularization.method_state.parts
         ):
             return False
-        is_best = super()._determine_best_metric(metrics, trial)
-        if is_best:
-            self.found_best()
-        return is_best
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn of missing weights, but for those that no checkpoint has: tied ones, and fixed positions."""
-        model: Any = transformers_model(self.model)
-        unsaved: list[str] = getattr(model, "_keys_to_ignore_on_save", None) or []
-        absent = {*getattr(model, "all_tied_weights_keys", ()), *unsaved}
-        missing = [key for key in load_result.missing_keys if key not in absent]
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and name in missing:
-                raise KeyError(name)  # which becomes a sentence, as all that is wrong with what a checkpoint holds
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+        return super()._determine_best_metric(metrics, trial)
 
     # Labels of -100 are not counted, not even among numbers to predict. The stock trainer multiplies the loss of an
     # evaluation by the number of processes if it passes the number of items of all, also where that is ignored.
@@ -597,12 +511,11 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     Example:
         >>> trainer = regularized(SFTTrainer)(model=model, train_dataset=rows, args=args, regularizer=ADDrop())
 
-    Everything else about the trainer is unchanged. Its loss must come from one call of a transformers model, unless the
-    method acts on weights or gradients only. Tested with ``trl.SFTTrainer`` and ``trl.DPOTrainer``, whose losses build
-    no logits, so that methods that compare predictions are refused (AD-DROP needs ``target="loss"`` for the second);
-    with ``trl.RewardTrainer``; and with ``sentence_transformers.SentenceTransformerTrainer``, which calls its model
-    once for each text of a row, so that only methods on weights and gradients work. A subclass of
-    :class:`RegularizedTrainer` is returned as it is.
+    Its loss must come from one call of a transformers model, unless the method acts on weights or gradients only.
+    Tested with ``trl.SFTTrainer`` and ``trl.DPOTrainer``, whose losses build no logits, so that methods that compare
+    predictions are refused (AD-DROP needs ``target="loss"`` for the second); with ``trl.RewardTrainer``; and with
+    ``sentence_transformers.SentenceTransformerTrainer``, which calls its model once for each text of a row, so that
+    only methods on weights and gradients work.
 
     Args:
         trainer: A subclass of ``transformers.Trainer``.
@@ -614,22 +527,23 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
         raise AttendropError(
             f"{trainer!r} is not a subclass of transformers.Trainer; pass the class, such as SFTTrainer."
         )
-    if issubclass(RegularizedTrainer, trainer):
-        return RegularizedTrainer
-    if issubclass(trainer, RegularizedTrainer):
-        return trainer
+    if issubclass(RegularizedTrainer, trainer) or issubclass(trainer, RegularizedTrainer):
+        return trainer if issubclass(trainer, RegularizedTrainer) else RegularizedTrainer
     return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
 
 
 class TrainingClock(TrainerCallback):
     """Callback that tells the method of a ``RegularizedTrainer`` when training, an epoch or a step begins or ends.
 
-    Epochs count from 0; a resumed run continues its count.
+    Epochs count from 0; a resumed run continues its count. The checkpoint of an epoch's or the run's last step is saved
+    only after evaluation and logs: a run resumed from it begins with the next epoch, or is at its end, and would skip
+    these.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._next_epoch = 0
+        self._save_is_due = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._next_epoch = math.floor(state.epoch or 0)
@@ -638,18 +552,14 @@ class TrainingClock(TrainerCallback):
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.trainer._sampler is not None:
             self.trainer._sampler.epoch = self._next_epoch
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.set_epoch(self._next_epoch)
+        self.trainer._regularization.set_epoch(self._next_epoch)
         self._next_epoch += 1
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.begin_step(state.global_step)
+        self.trainer._regularization.begin_step(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        regularization: Regularization | None = self.trainer._regularization
-        if regularization is None:
-            return
+        regularization: Regularization = self.trainer._regularization
         if not (regularization.idle or regularization.sequences):
             raise AttendropError(
                 f"{type(self.trainer).__name__}.training_step took a step without compute_loss, so the method could "
@@ -659,25 +569,8 @@ class TrainingClock(TrainerCallback):
         if state.global_step == state.max_steps:
             regularization.finish()
         self.trainer._log_metrics()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.warn_of_no_effect()
-        self.trainer._end()
-
-
-class SaveAfterEvaluation(TrainerCallback):
-    """Callback that saves the checkpoint of an epoch's or the run's last step only after evaluation and logs.
-
-    A run resumed from such a checkpoint begins with the next epoch, or is at its end, and would skip these.
-    """
-
-    def __init__(self) -> None:
-        self._save_is_due = False
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
-        if control.should_save and _ends_epoch(state) and more_to_come:
+        ends = state.global_step >= state.max_steps or (state.epoch is not None and float(state.epoch).is_integer())
+        if control.should_save and ends and IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy):
             control.should_save = False
             self._save_is_due = True
 
@@ -685,44 +578,100 @@ class SaveAfterEvaluation(TrainerCallback):
         control.should_save = control.should_save or self._save_is_due
         self._save_is_due = False
 
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer._regularization.warn_of_no_effect()
+        self.trainer._end()
 
-def _ends_epoch(state: TrainerState) -> bool:
-    """Return whether a step is the last of an epoch or of the run."""
-    return state.global_step >= state.max_steps or (state.epoch is not None and float(state.epoch).is_integer())
+
+def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
+    """Divide a data set at random into rows to train on, and ``fraction`` of it, at least one row, for rewards."""
+    if is_stream(rows):
+        raise AttendropError("Rows for rewards cannot be set aside from a stream; pass reward_dataset, or use 'eval'.")
+    if len(rows) < 2:
+        raise AttendropError(f"{len(rows)} training row cannot be divided; pass reward_dataset, or use 'eval'.")
+    held = set(random.Random(seed).sample(range(len(rows)), max(1, int(len(rows) * fraction + 1e-6))))
+    parts = ([i for i in range(len(rows)) if i not in held], sorted(held))
+    if hasattr(rows, "select"):
+        return rows.select(parts[0]), rows.select(parts[1])
+    return Subset(rows, parts[0]), Subset(rows, parts[1])
 
 
-class CheckpointAfterStep(JITCheckpointCallback):
-    """The callback of ``transformers.Trainer`` that saves a checkpoint on SIGTERM, but never within a step.
+@dataclass(frozen=True)
+class ColumnCollator:
+    """Wrapper of a collator, for the mask of answers, padded with -1, and the index of each row, where rows have them.
 
-    Where it stands among the callbacks, the method has been updated. Before the optimizer's step, which the stock
-    callback does not wait for, the method has seen batches that are trained on again after a resumption. The trainer
-    writes it, as any other: that of an epoch's last step after evaluation. In the middle of an epoch nothing is
-    evaluated, which the resumed run would do again.
+    Rows that are not mappings are left to the wrapped collator. It can be pickled.
     """
 
-    def __init__(self, stock: JITCheckpointCallback) -> None:
-        self.trainer, self.jit_manager = stock.trainer, stock.jit_manager
-        self._stopped_at: int | None = None
+    collate: Callable[[list[Any]], Any]  # the wrapped one, which gets rows without these columns
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Wait for the end of the step."""
+    def __getattr__(self, name: str) -> Any:  # a trainer may read attributes of its own type of collator
+        if name.startswith("__") or name == "collate":  # unpickling looks attributes up before this is set
+            raise AttributeError(name)
+        return getattr(self.collate, name)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Wait for the end of the step."""
+    def __call__(self, rows: list[Any]) -> Any:
+        """Make a batch of rows."""
+        own = {ANSWER_MASK, ROW_INDEX} & {*rows[0]} if isinstance(rows[0], Mapping) else set()
+        if not own:
+            return self.collate(rows)
+        batch = dict(self.collate([{key: value for key, value in row.items() if key not in own} for row in rows]))
+        if ANSWER_MASK in own:
+            masks = [torch.as_tensor(row[ANSWER_MASK]) for row in rows]
+            batch[ANSWER_MASK] = pad_sequence(masks, batch_first=True, padding_value=-1)
+        if ROW_INDEX in own:
+            batch[ROW_INDEX] = torch.tensor([row[ROW_INDEX] for row in rows])
+        return batch
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if not self.jit_manager:
+
+class IndexedRows:
+    """Rows of a data set with random access, each with its index in the column ``ROW_INDEX``."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        if not isinstance(row, Mapping):
+            raise AttendropError(f"Rows are mappings of the model's inputs, and not a {type(row).__name__}.")
+        return {**row, ROW_INDEX: index}
+
+
+class EpochSampler(Sampler[int]):
+    """Shuffles ``size`` rows by the seed and the number of the ``epoch`` alone.
+
+    With the length of each row in tokens, it groups rows of similar length in a global batch of ``batch_size``: rows
+    are shuffled, sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last.
+    """
+
+    _BATCHES_IN_GROUP = 8
+
+    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
+        self.size = size
+        self.seed = seed
+        self.batch_size = batch_size
+        self.lengths = lengths
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+        order: list[int] = torch.randperm(self.size, generator=generator).tolist()
+        if self.lengths is None:
+            yield from order
             return
-        requested = self.jit_manager.is_checkpoint_requested
-        # A signal may reach each process in another step, and all stop in one.
-        if requested if args.world_size == 1 else any(gathered(requested)):
-            self.jit_manager.is_checkpoint_requested = False
-            control.should_save = control.should_training_stop = True
-            self._stopped_at = state.global_step
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.on_step_end(args, state, control)
-        if self._stopped_at == state.global_step and not _ends_epoch(state):
-            control.should_evaluate = control.should_log = control.should_save = False
+        lengths, ordered = self.lengths, list[int]()
+        size = self.batch_size * self._BATCHES_IN_GROUP
+        whole = self.size // self.batch_size * self.batch_size
+        for start in range(0, whole, size):
+            group = order[start : min(start + size, whole)]
+            ordered += sorted(group, key=lambda row: lengths[row], reverse=True)
+        batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
+        shuffled = torch.randperm(len(batches), generator=generator).tolist()
+        yield from (row for number in shuffled for row in batches[number])
+        yield from order[whole:]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
-from attendrop.attention.hooks import evaluating, forked_rng, whole_graphs_refused
+from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attribution.predictions import is_regression, refuse_misplaced_smoothing
+from attendrop.attribution.predictions import refuse_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.support.models import Batch, model_inputs, named_outputs, number_of_rows
@@ -56,62 +56,6 @@ class _Called(BaseException):
     """Exception that exits a function at its call of the model; ``except Exception`` does not catch it."""
 
 
-@contextmanager
-def watched_call(model: nn.Module, plan: Plan | None, *, once: bool) -> Iterator[list[Any]]:
-    """Pass a plan to the call of a model within the block, and append its outputs to the list that this yields.
-
-    Calls without gradients, in a block that runs with gradients, are ignored. With a plan, or ``once``, there must be
-    exactly one call, or AttendropError is raised.
-    """
-    once = once or plan is not None
-    with_gradients, calls, outputs = torch.is_grad_enabled(), 0, list[Any]()
-
-    def enter(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        nonlocal calls
-        if torch.is_grad_enabled() is not with_gradients:
-            return None
-        calls += 1
-        if once and calls > 1:
-            raise AttendropError(
-                "The loss was computed from two calls of the model, but the method acts on one; compute it from one, "
-                "on all rows."
-            )
-        return None if plan is None else (args, {**kwargs, PLAN_KEYWORD: plan})
-
-    def leave(model: nn.Module, args: Any, found: Any) -> None:
-        if torch.is_grad_enabled() is with_gradients and calls == 1:
-            outputs.append(found)
-
-    hooks = (
-        model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
-        model.register_forward_hook(leave),
-    )
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if once and not calls:
-        raise AttendropError(_NOT_CALLED)
-
-
-def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
-    """Return the arguments, by name, that a function passes to the model; the function is interrupted at that call."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
-        raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
-
-    hook = model.register_forward_pre_hook(enter, with_kwargs=True)
-    try:
-        compute()
-    except _Called as call:
-        return dict(call.args[0])
-    finally:
-        hook.remove()
-    raise AttendropError(_NOT_CALLED)
-
-
 class TrainerLoss:
     """Adapter that runs the ``compute_loss`` of a trainer for the passes of a method.
 
@@ -126,8 +70,9 @@ class TrainerLoss:
         # If the loss depends on what the model returned, the outputs must come from a single call.
         self._reads_outputs = method.defines("loss") or method.defines("penalty")
         self._ignores_num_items: bool | None = None
+        # The processes over which the loss of a step is averaged after it was divided by the items of all.
+        self._processes = trainer.args.world_size if trainer.args.average_tokens_across_devices else 1
 
-    @whole_graphs_refused()
     def regularized(
         self,
         regularization: Regularization,
@@ -137,7 +82,6 @@ class TrainerLoss:
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Compute the loss of a training step, with all passes of the method; stands in for ``compute_loss``."""
-        self._refuse_smoothed_numbers(inputs)
         if not regularization.idle and regularization.as_inputs is None:
             regularization.as_inputs = self._inputs_of(model, inputs)
         is_mean = num_items_in_batch is not None and self.is_mean(inputs)
@@ -170,7 +114,12 @@ class TrainerLoss:
         """Compute the mean loss of a model on a batch beside training, and its outputs."""
         frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         with unrecorded(self.trainer):
-            found = self._loss_and_outputs(model, inputs, plan, self._number_of_items(inputs))
+            items = None  # of a loss that needs no number, or cannot have one
+            is_passed = self.trainer.model_accepts_loss_kwargs or self.trainer.compute_loss_func is not None
+            if is_passed and isinstance(inputs.get("labels"), Tensor) and not self.is_mean(dict(inputs)):
+                # The stock trainer counts those of all processes, which may evaluate other numbers of batches here.
+                items = self._labels(inputs).ne(-100).sum() * self._processes
+            found = self._loss_and_outputs(model, inputs, plan, items)
         for parameter in frozen:  # PEFT unfreezes an adapter that a loss switched off and on, as trl's DPO does
             parameter.requires_grad_(False)
         return found
@@ -178,33 +127,69 @@ class TrainerLoss:
     def _loss_and_outputs(
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
     ) -> tuple[Tensor, Any]:
-        """Run ``compute_loss``, and catch what the model returns to it."""
-        with watched_call(model, plan, once=self._reads_outputs) as returned:
-            loss = self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
-        outputs = named_outputs(returned[0] if returned else None, inputs)
-        if self._is_stock and self.trainer.label_smoother is not None:
-            logits = getattr(outputs, "logits", None)
-            refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), logits, inputs)
-        return loss, outputs
+        """Run ``compute_loss``, pass a plan to its call of the model, and catch what that returns.
 
-    def _refuse_smoothed_numbers(self, inputs: Batch) -> None:
-        """Raise AttendropError for labels that are numbers, of which ``transformers.Trainer`` smooths classes."""
-        labels, model = inputs.get("labels"), self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if not self._is_stock or self.trainer.label_smoother is None or not isinstance(labels, Tensor):
-            return
-        if labels.is_floating_point() or (labels.ndim == 1 and is_regression(model, inputs)):
-            raise AttendropError(
-                "label_smoothing_factor is above 0, but the labels are numbers, and only classes can be smoothed; set "
-                "it to 0."
-            )
+        Calls without gradients, in a pass with gradients, are ignored. With a plan, or if the method reads outputs,
+        there must be exactly one call, or AttendropError is raised.
+        """
+        once, with_gradients = self._reads_outputs or plan is not None, torch.is_grad_enabled()
+        smooths, unwrapped = (
+            self._is_stock and self.trainer.label_smoother,
+            self.trainer.accelerator.unwrap_model(model),
+        )
+        if smooths:
+            refuse_smoothing(unwrapped, None, inputs)
+        calls, returned = 0, list[Any]()
+
+        def enter(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+            nonlocal calls
+            if torch.is_grad_enabled() is not with_gradients:
+                return None
+            calls += 1
+            if once and calls > 1:
+                raise AttendropError(
+                    "The loss was computed from two calls of the model, but the method acts on one; compute it from "
+                    "one, on all rows."
+                )
+            return None if plan is None else (args, {**kwargs, PLAN_KEYWORD: plan})
+
+        def leave(_: nn.Module, args: Any, found: Any) -> None:
+            if torch.is_grad_enabled() is with_gradients and calls == 1:
+                returned.append(found)
+
+        hooks = (
+            model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+            model.register_forward_hook(leave),
+        )
+        try:
+            loss = self.compute_loss(model, model_inputs(inputs), num_items_in_batch=num_items_in_batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if once and not calls:
+            raise AttendropError(_NOT_CALLED)
+        outputs = named_outputs(returned[0] if returned else None, inputs)
+        if smooths:
+            refuse_smoothing(unwrapped, getattr(outputs, "logits", None), inputs)
+        return loss, outputs
 
     def _inputs_of(self, model: nn.Module, inputs: dict[str, Any]) -> Callable[[Batch], Batch]:
         """Return what the model receives for a batch, as a function of it; refuse what a method could not repeat."""
 
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
+            raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
+
         def passed(batch: Batch) -> dict[str, Any]:
-            with torch.no_grad(), forked_rng(model), unrecorded(self.trainer):
-                own = model_inputs(batch)
-                return model_arguments(lambda: self.compute_loss(model, own), model)
+            hook = model.register_forward_pre_hook(enter, with_kwargs=True)
+            try:
+                with torch.no_grad(), forked_rng(model), unrecorded(self.trainer):
+                    self.compute_loss(model, model_inputs(batch))
+            except _Called as call:
+                return dict(call.args[0])
+            finally:
+                hook.remove()
+            raise AttendropError(_NOT_CALLED)
 
         arguments = passed(inputs)
         in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
@@ -245,24 +230,6 @@ class TrainerLoss:
             self._ignores_num_items = torch.equal(losses[0], losses[1])
         return self._ignores_num_items
 
-    def _number_of_items(self, batch: Batch) -> Tensor | None:
-        """Count the items of a batch outside of training; None for a loss that needs no number, or cannot have one.
-
-        The stock trainer counts those of all processes, each of which evaluates the same number of batches; here they
-        may not.
-        """
-        trainer = self.trainer
-        is_passed = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-        if not is_passed or not isinstance(batch.get("labels"), Tensor) or self.is_mean(dict(batch)):
-            return None
-        return self._labels(batch).ne(-100).sum() * self._processes_averaged
-
-    @property
-    def _processes_averaged(self) -> int:
-        """The processes over which the loss of a step is averaged after it was divided by the items of all."""
-        args = self.trainer.args
-        return args.world_size if args.average_tokens_across_devices else 1
-
     def _labels(self, batch: Batch) -> Tensor:
         """The labels that count: language models predict none at the first token."""
         labels: Tensor = countable(batch["labels"]) if self._is_stock else batch["labels"]
@@ -274,5 +241,5 @@ class TrainerLoss:
         labels = self._labels(batch)
         if isinstance(num_items_in_batch, Tensor):  # a second model may be on another device
             num_items_in_batch = num_items_in_batch.to(labels.device)
-        weight: Tensor = labels.ne(-100).sum().double() * self._processes_averaged / num_items_in_batch
+        weight: Tensor = labels.ne(-100).sum().double() * self._processes / num_items_in_batch
         return weight

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, DropoutDraws, ReadyMask, real_tokens
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import AttentionCall, AttentionEdit, DropoutDraws, Plan, ReadyMask, real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import LayerCounts, StepContext
