@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendrop import ADDrop, FineTune, Method, Mixout, Scheduler, Vanilla, regularize
+from attendrop import ADDrop, AttendOut, FineTune, Method, Mixout, Scheduler, Vanilla, regularize
 from attendrop.attention.computation import AttentionComputation
 from attendrop.randomness.device_path import few_kernels
 from attendrop_methods import DropBlock
@@ -25,6 +25,8 @@ METHODS: dict[str, tuple[Method, int]] = {
     "random": (ADDrop(layers="all", attribution="random", p=0.9, q=0.9), 1),
     "by layer": (Scheduler(probabilities=((0.9, 0.1), (0.2, 0.5))), 1),
     "blocks": (DropBlock(p=0.4), 1),
+    "attendout": (AttendOut(reward_data="split"), 3),
+    "attendout, heads of one layer": (AttendOut(granularity="head", generator_heads=2, layers=[1]), 2),
 }
 
 

@@ -145,13 +145,16 @@ class ReadyMask:
     @classmethod
     def of(cls, call: AttentionCall, drop: Tensor, *, whole_rows: bool) -> ReadyMask:
         """Make the mask of a call; ``drop`` is at valid keys only. ``whole_rows``: whether it can take a whole row."""
-        width = -(-call.shape[3] // 16) * 16
-        additive = torch.zeros(*call.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
+        whole = None
         if whole_rows:
             kept, whole = after_drop(call.valid, drop)
-            return cls(additive.masked_fill_(~kept, -torch.inf), whole)
-        hidden = drop if call.valid is None else call.valid <= drop  # not valid, or dropped
-        return cls(additive.masked_fill_(hidden, -torch.inf), None)
+            hidden = ~kept
+        else:
+            hidden = drop if call.valid is None else call.valid <= drop  # not valid, or dropped
+        hidden = hidden.expand(*hidden.shape[:2], *call.shape[2:])
+        width = -(-call.shape[3] // 16) * 16
+        additive = torch.zeros(*hidden.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
+        return cls(additive.masked_fill_(hidden, -torch.inf), whole)
 
     def split(self, call: AttentionCall) -> list[ReadyMask]:
         """Split the mask of several layers into theirs."""

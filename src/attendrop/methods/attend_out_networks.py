@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
+from attendrop.attention.plan import ReadyMask
 from attendrop.attribution.finite_gradients import all_finite
 from attendrop.extend import (
     AttendropError,
@@ -35,7 +36,8 @@ from attendrop.extend import (
     forked_rng,
     sample_mask,
 )
-from attendrop.randomness.candidates import pack, unpack
+from attendrop.methods.core.context import LayerCounts
+from attendrop.randomness.candidates import at_once, pack, unpack
 from attendrop.support.models import skips_step, to_device, trained_tensors, transformers_model
 
 if TYPE_CHECKING:
@@ -264,8 +266,15 @@ class Players:
         return torch.autocast(device.type, self.autocast if half else None, enabled=half)
 
     def logits(self, draft: Draft, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """Compute the logits of dropping each unit of a layer, and the mask of its units; see :class:`Outcome`."""
-        logits, rows, every = draft.logits(call.layer.index, call.valid), call.valid_queries(), torch.ones(1).bool()
+        """Compute the logits of dropping each unit of a call's layers, and the mask of units; see :class:`Outcome`."""
+        valid = None if call.valid is None else call.valid[: call.shape[0] // len(call.layers)]
+        found = [draft.logits(layer.index, valid) for layer in call.layers]
+        logits, rows = torch.cat(found) if len(found) > 1 else found[0], call.valid_queries()
+        every = torch.ones(1).bool()
+            torch.cat(found) if len(found) > 1 else found[0],
+            call.valid_queries(),
+            torch.ones(1).bool(),
+        )
         every = every.to(call.device).view(1, 1, 1, 1)
         positions = every if call.valid is None else call.valid if rows is None else call.valid & rows
         if self.method.granularity == "score":
@@ -276,11 +285,12 @@ class Players:
         return (logits * positions).sum(spanned, keepdim=True) / counts, every
 
     def act(self, draft: Draft, call: AttentionCall, key: SampleKey) -> Outcome:
-        """Sample the dropped units of a layer, a function of the key."""
+        """Sample the dropped units of a call's layers, a function of the key."""
         logits, units = self.logits(draft, call)
         score, (batch, heads, queries, keys) = self.method.granularity == "score", logits.shape
-        origins, shape = call.origins() if score else torch.zeros(batch, 2).long(), (batch, heads, queries, keys)
-        dropped = sample_mask(logits.detach().sigmoid(), key, call.layer.key, shape, origins, call.device)
+        origins, shape = call.origins() if score else None, (batch, heads, queries, keys)
+        names = [layer.key for layer in call.layers]
+        dropped = sample_mask(logits.detach().sigmoid(), key, names, shape, origins, call.device)
         return Outcome(logits, units, dropped & units)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
@@ -369,8 +379,9 @@ class Players:
 class Attack(Plan):
     """Plan of the attacker's training pass: samples the dropped units, and records in ``micro`` how to do so again.
 
-    The generator is applied to each layer, also to those that are not selected. The sum of the drop probabilities, and
-    the number of units, are added to ``probabilities``, by layer key.
+    The generator is applied to each layer, also to those that are not selected. On a GPU, it decides for many layers at
+    once when the first of them runs. The sum of the drop probabilities, and the number of units, are added to
+    ``probabilities``, by layer key.
     """
 
     def __init__(
@@ -382,41 +393,69 @@ class Attack(Plan):
         self.context = context
         self.micro = micro
         self.probabilities = {} if probabilities is None else probabilities
-        self.dropped: dict[str, Tensor | None] = {}
+        self.edits: dict[str, AttentionEdit | None] = {}  # of the layers that have run
+        self._ahead: dict[str, tuple[AttentionCall, AttentionEdit, Tensor, LayerCounts, int]] = {}  # of those that may
         self._masks: list[Tensor | None] = []
         self._draft: Draft | None = None  # begun at the first layer that runs, where the model's precision shows
 
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
-        key, players, valid = call.layer.key, self.players, call.valid
-        if key not in self.dropped:  # activation checkpointing calls this twice
-            if self._draft is None:
-                on = torch.is_autocast_enabled(call.device.type)
-                players.autocast = torch.get_autocast_dtype(call.device.type) if on else None
-            with players.precision(call.device):
-                self._draft = draft = self._draft or Draft(players.generator, self.context.inputs)
-                if key in players.selected_keys:
-                    logits, units, dropped = players.act(draft, call, self.micro.key)
-                    number, total = units.expand(dropped.shape).sum(), (logits.sigmoid() * units).sum()
-                    self.probabilities[key] = self.probabilities.get(key, 0) + torch.stack([total, number.float()])
-                    self.context.report(key, dropped.sum(), number)
-                    self.micro.sequences, self.dropped[key] = len(dropped), dropped
-                else:
-                    players.logits(draft, call)
-                    self.dropped[key] = None
-            for index, known in enumerate(self._masks):  # distinct ones, which the micro-batch keeps packed
-                if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
-                    self.micro.layers[key] = index
-                    break
+        key, valid = call.layer.key, call.valid
+        if key in self.edits:  # activation checkpointing calls this twice
+            return self.edits[key]
+        if self._draft is None:
+            on = torch.is_autocast_enabled(call.device.type)
+            self.players.autocast = torch.get_autocast_dtype(call.device.type) if on else None
+        with self.players.precision(call.device):
+            self._draft = self._draft or Draft(self.players.generator, self.context.inputs)
+            if key not in self.players.selected_keys:
+                self.players.logits(self._draft, call)
+                self.edits[key] = None
             else:
-                self.micro.layers[key] = len(self._masks)
-                self._masks.append(valid)
-                self.micro.masks.append(None if valid is None else pack(valid))
-        drop = self.dropped[key]
-        if drop is None:
-            return None
-        heads = drop.shape[1]
-        return AttentionEdit(drop=drop if heads == 1 else drop.repeat_interleave(call.shape[1] // heads, 1))
+                ahead = self._ahead.get(key)
+                if ahead is None or ahead[0].shape != call.shape or ahead[0].valid is not valid:
+                    self._decide(call)
+                _, self.edits[key], pair, counts, place = self._ahead.pop(key)
+                self.probabilities[key] = self.probabilities.get(key, 0) + pair
+                counts.ran.add(place)
+        for index, known in enumerate(self._masks):  # distinct ones, which the micro-batch keeps packed
+            if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
+                self.micro.layers[key] = index
+                break
+        else:
+            self.micro.layers[key] = len(self._masks)
+            self._masks.append(valid)
+            self.micro.masks.append(None if valid is None else pack(valid))
+        return self.edits[key]
+
+    def _decide(self, call: AttentionCall) -> None:
+        """Sample what to drop in a layer and, on a GPU, in the selected ones after it."""
+        assert self._draft is not None
+        players, layers, at_a_time = self.players, [call.layer], at_once(call.device) // max(1, math.prod(call.shape))
+        if self._draft.applications > call.layer.index + 1:  # decided ahead for another mask of keys: begin again
+            self._draft, at_a_time = Draft(players.generator, self.context.inputs), 0
+            for key, index in self.micro.layers.items():
+                self._draft.logits(players.layers[key].index, self._masks[index])
+        if at_a_time > 1:
+            after = [layer for layer in players.attention_layers if layer.index > call.layer.index]
+            layers += after[: at_a_time - 1]
+        stack = call.stacked(layers)
+        logits, units, dropped = players.act(self._draft, stack, self.micro.key)
+        number, total, count = (
+            each.reshape(len(layers), -1).sum(1)
+            for each in (units.expand(dropped.shape), logits.sigmoid() * units, dropped)
+        )
+        self.micro.sequences = len(dropped) // len(layers)
+        counts = self.context.report_layers([layer.key for layer in layers], count, number)
+        pairs = torch.stack([total, number.float()], -1)
+        if dropped.shape[1] > 1:
+            dropped = dropped.repeat_interleave(call.shape[1] // dropped.shape[1], 1)
+        ready: Sequence[ReadyMask | None] = [None] * len(layers)
+        if at_a_time:
+            ready = ReadyMask.of(stack, dropped, whole_rows=True).split(stack)
+        for place, (layer, drop) in enumerate(zip(layers, stack.split(dropped), strict=True)):
+            edit = AttentionEdit(drop=drop, ready=ready[place])
+            self._ahead[layer.key] = call, edit, pairs[place], counts, place
 
 
 class Decide(Plan):
