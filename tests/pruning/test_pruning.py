@@ -32,7 +32,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
 from attendrop.pruning.packed import GatheredLayout, PackedLayer, PaddedLayout
 from attendrop.pruning.pruned_model import mask_layers, prunable_layers
-from attendrop.pruning.selection import LayerSelection, choose_count, importance, loss_score, parse_selection
+from attendrop.pruning.selection import LayerSelection, importance, loss_score, parse_selection
 from attendrop.support.files import PRUNED_CONFIG, WEIGHTS
 from attendrop.tasks.types.modeling_mean_pooling import mean_of_valid
 
@@ -413,31 +413,6 @@ def test_importance_is_the_loss_without_one_layer() -> None:
 
 def without_labels(batch: zoo.Batch) -> zoo.Batch:
     return {name: value for name, value in batch.items() if name != "labels"}
-
-
-@pytest.mark.parametrize(
-    ("scores", "tolerance", "expected"),
-    [
-        ((0.8, 0.7, 0.8, 0.6), 0.0, 2),  # the largest number, although a smaller one fell short
-        ((0.8, 0.7, 0.72, 0.6), 0.1, 2),
-    ],
-)
-def test_auto_takes_the_most_layers_that_cost_nothing(
-    scores: tuple[float, ...], tolerance: float, expected: int
-) -> None:
-    seen = []
-
-    def score(model: PrunedModel) -> float:
-        assert not model.training
-        seen.append(model.layers)
-        return scores[len(model.layers)]
-
-    order = (1, 0, 2)
-    light, found = choose_count(stock("bert"), order, score, tolerance)
-    assert light.layers == tuple(sorted(order[:expected]))
-    assert [trial.score for trial in found] == list(scores)
-    assert seen == [tuple(sorted(order[:count])) for count in range(4)]
-    assert prune(stock("bert"), score=score, pi=[0.5, 0.9, 0.1], tolerance=tolerance).layers == light.layers
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,6 @@ def model_and_batch(name: str) -> tuple[Any, zoo.Batch]:
     [
         (CROSS, 1, ["ad-drop"]),
         (CROSS, 2, []),
-        (FineTune(), 1, []),
         (LayerDrop(p=1e-9), 1, ["layerdrop"]),
         (UniDrop(structure=1e-5), 1, []),  # it acts without being counted
         (Compose(CROSS, RDrop()), 1, ["ad-drop"]),

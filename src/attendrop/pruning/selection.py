@@ -254,16 +254,30 @@ def prune_selected(
     else:
         harm = measure_importance() if pi is None else [-each for each in _drop_fractions(pi, attention_layers)]
         chosen = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))[: selection.count]
-    if selection.auto:
-        light, trials = choose_count(model, chosen, judge, tolerance)
-    else:
-        light, trials = PrunedModel(mask_layers(model, chosen)), []
-    if not light.fast:
+    best = PrunedModel(mask_layers(model, [] if selection.auto else chosen))
+    trials: list[Trial] = []
+    if selection.auto:  # prune an increasing number of layers, and keep the largest within the tolerance
+        confidence = 1 - (1 - CONFIDENCE) / max(1, len(chosen))  # Bonferroni, for all intervals together
+        before = _predictions(judge, best)
+        trials.append(Trial(0, before.score, len(before.labels), Difference(0.0, 0.0, 0.0)))
+        for count in range(1, len(chosen) + 1):
+            candidate = PrunedModel(mask_layers(model, chosen[:count]))
+            after = _predictions(judge, candidate)
+            if len(after.labels) != len(before.labels):
+                raise AttendropError(
+                    f"score gave {len(after.labels)} rows with {count} layers pruned and {len(before.labels)} with "
+                    "none; it must give one number for each of the same rows."
+                )
+            difference = paired_difference(before, after, confidence)
+            trials.append(Trial(count, after.score, len(after.labels), difference))
+            if difference.low >= -tolerance:
+                best = candidate
+    if not best.fast:
         logger.warning(
             "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
-            type(light.model).__name__,
+            type(best.model).__name__,
         )
-    return light, trials
+    return best, trials
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch]) -> list[float]:
@@ -287,29 +301,6 @@ class Trial:
     score: float
     rows: int  # that were scored; 0 if unknown
     difference: Difference  # from the score of the whole model
-
-
-def choose_count(
-    model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0
-) -> tuple[PrunedModel, list[Trial]]:
-    """Prune an increasing number of layers, and keep the largest within ``tolerance``; also return all trials."""
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni, for all intervals together
-    best = PrunedModel(mask_layers(model, []))
-    before = _predictions(judge, best)
-    trials = [Trial(0, before.score, len(before.labels), Difference(0.0, 0.0, 0.0))]
-    for count in range(1, len(order) + 1):
-        candidate = PrunedModel(mask_layers(model, order[:count]))
-        after = _predictions(judge, candidate)
-        if len(after.labels) != len(before.labels):
-            raise AttendropError(
-                f"score gave {len(after.labels)} rows with {count} layers pruned and {len(before.labels)} with none; "
-                "it must give one number for each of the same rows."
-            )
-        difference = paired_difference(before, after, confidence)
-        trials.append(Trial(count, after.score, len(after.labels), difference))
-        if difference.low >= -tolerance:
-            best = candidate
-    return best, trials
 
 
 def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> str | None:
