@@ -271,10 +271,6 @@ class Players:
         found = [draft.logits(layer.index, valid) for layer in call.layers]
         logits, rows = torch.cat(found) if len(found) > 1 else found[0], call.valid_queries()
         every = torch.ones(1).bool()
-            torch.cat(found) if len(found) > 1 else found[0],
-            call.valid_queries(),
-            torch.ones(1).bool(),
-        )
         every = every.to(call.device).view(1, 1, 1, 1)
         positions = every if call.valid is None else call.valid if rows is None else call.valid & rows
         if self.method.granularity == "score":
