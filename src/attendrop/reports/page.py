@@ -61,9 +61,9 @@ class Section:
     charts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(template: str, macro: str, **values: Any) -> Markup:
-    """Fill a macro of a template in ``templates/``; values are escaped, unless they are ``Markup``."""
-    return Markup(getattr(_ENVIRONMENT.get_template(template).module, macro)(**values))
+def render(macro: str, **values: Any) -> Markup:
+    """Fill a macro of ``templates/sections.html``; values are escaped, unless they are ``Markup``."""
+    return Markup(getattr(_ENVIRONMENT.get_template("sections.html").module, macro)(**values))
 
 
 def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -> str:
@@ -75,14 +75,9 @@ def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -
 
         scripts = [javascript_bundle(), _DRAW]  # type: ignore[call-arg]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    page = _ENVIRONMENT.get_template("page.html").render(
-        title=title,
-        summary=summary,
-        sections=sections,
-        charts=charts,
-        scripts=[Markup(script) for script in scripts],
-        hashes=hashes,
-    )
+    scripts, told = [Markup(script) for script in scripts], {"title": title, "summary": summary}
+    template = _ENVIRONMENT.get_template("page.html")
+    page = template.render(sections=sections, charts=charts, scripts=scripts, hashes=hashes, **told)
     # Half of a character, as JSON may hold, has no encoding.
     return page.encode("utf-8", "replace").decode()
 
