@@ -14,7 +14,6 @@ import transformers as hf
 import vl_convert
 from datasets import Dataset
 from helpers import tiny
-from helpers.browser import chromium, open_page
 from helpers.command_line import Captured
 from helpers.finished_runs import write_comparison
 
@@ -93,18 +92,29 @@ def test_a_page_holds_hostile_texts_and_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_browser_draws_it_and_asks_for_nothing(tmp_path: Path, dark: bool) -> None:
-    file = tmp_path / "page.html"
+def test_a_browser_draws_it_and_asks_for_nothing(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'attendrop[browser]'")
+    file, seen = tmp_path / "page.html", []
     file.write_text(attention_page(TAKEN, *shown((TAKEN, "cat", "sees"), FEW)), encoding="utf-8")
-    with chromium() as browser, open_page(browser, file, dark=dark) as opened:
-        opened.page.wait_for_selector(".vega-bindings")
-        before = opened.page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()")
-        opened.page.locator(".vega-bindings select").nth(0).select_option(index=1)
-        opened.page.wait_for_timeout(500)
-        assert opened.page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") != before
-        assert opened.page.title() == f"Attention of {TAKEN}"
-        opened.check()
+    with playwright.sync_playwright() as driver:
+        program = shutil.which("chromium") or driver.chromium.executable_path
+        if not Path(program).exists():
+            pytest.skip("needs a Chromium: apt install chromium, or playwright install chromium")
+        # Chromium's own sandbox needs rights that containers do not give.
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page(offline=True)
+        page.on("console", lambda message: seen.append(message.text))
+        page.on("pageerror", lambda error: seen.append(str(error)))
+        page.on("request", lambda request: seen.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector(".vega-bindings")
+        before = page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()")
+        page.locator(".vega-bindings select").nth(0).select_option(index=1)
+        page.wait_for_timeout(500)
+        assert page.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") != before
+        assert page.title() == f"Attention of {TAKEN}"
+        assert [each for each in seen if not each.startswith((file.as_uri(), "data:", "blob:"))] == []
+        browser.close()
 
 
 # In a report ---------------------------------------------------------------------------------------------------------
@@ -119,8 +129,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def part(folder: Path, *texts: str, pairs: tuple[str, ...] = (), room: int = 10**7) -> tuple[Section, str]:
-    return attention_part(read_results(folder), texts, pairs, "cpu", room)
+def part(folder: Path, *texts: str, pairs: tuple[str, ...] = ()) -> tuple[Section, str]:
+    return attention_part(read_results(folder), texts, pairs, "cpu")
 
 
 def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(folder: Path, capsys: Captured) -> None:
@@ -132,7 +142,6 @@ def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(fo
     assert page.index('id="figures"') < page.index('id="attention"') < page.index('id="runs"')
     assert "ad-drop, seed 0, 40 training rows" in page
     assert "Texts: 3 evaluation rows, those whose length is nearest to 16 tokens.</p>" in page
-    assert "Crossed out is" not in page  # said only where the method is not the run's own
     assert "<img src=x" not in page and HOSTILE not in page
     assert "&lt;/script&gt;&lt;img src=x&gt;the ‖ the cat" in page
     found = json.loads(re.search(r'id="attention-chart">(.*?)</script>', page, re.DOTALL).group(1))["datasets"]
@@ -156,7 +165,7 @@ def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: 
     folder = write_comparison(tmp_path, {"finetune": (0.5,)}, test_fraction=0.25, method="finetune", options={})
     section, _ = part(folder)
     assert "The runs held them out; the kept model was trained on all rows, or a sample of all." in section.content
-    assert "Its own method drops nothing in attention. Crossed out is what ad-drop with" in section.content
+    assert "Crossed out</strong>: what one training step of ad-drop with" in section.content
     training = (tmp_path / "train.csv").read_text(encoding="utf-8")
     texts = re.findall(r'<th scope="row">\d\. (.*?) ‖', section.content)
     assert len(texts) == 3 and all(text in training for text in texts)
@@ -171,14 +180,12 @@ def test_own_texts_take_the_place_of_rows_and_a_baseline_has_its_own_name(folder
     (chart,) = section.charts.values()
     assert chart["datasets"]["texts"][0]["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
     assert "evaluation rows" not in section.content and not missing
-    assert "kept: the linear model on the frozen encoder, seed 0, 40 training rows" in section.content
+    assert "The model: the linear model on the frozen encoder, seed 0, 40 training rows" in section.content
 
 
 def test_a_kept_model_that_cannot_be_shown_does_not_keep_the_report_from_being_made(
     folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    section, told = part(folder, room=0)
-    assert not section.charts and told.startswith("The page has no room") and "has no room" in section.content
     with pytest.raises(AttendropError, match="pairs of texts; give one --text-pair for each text"):
         part(folder, "the cat")
     copy = Path(shutil.copytree(folder, tmp_path / "answer"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def report(
     from attendrop.cli.console import messages
     from attendrop.reports.report import PAGE, write_report
 
-    shown = {"viewer": not no_viewer, "texts": text or (), "pairs": text_pair or (), "device": device}
+    shown: dict[str, Any] = {"viewer": not no_viewer, "texts": text or (), "pairs": text_pair or (), "device": device}
     with messages(quiet=quiet):
         found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, **shown)
     settings = found.results.settings

@@ -376,7 +376,6 @@ class Stages:
     Attributes:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
-        of_run: Whether the run was trained with the method whose drops are shown.
         long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
     """
 
@@ -385,7 +384,6 @@ class Stages:
     task_type: TaskType
     num_texts: int | None
     max_length: int | None
-    of_run: bool = False
     long_texts: str = HEAD
 
     @property
@@ -425,7 +423,7 @@ def load_stages(
         found, own = _of_run(Path(name), config, metrics), acting_in_attention(config.regularizer)
         epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or 1000)
     found.task_type.refuse("attend")
-    of_run, shown = method is None and own is not None and not settings, method
+    shown = method
     if shown is None:
         shown = own or default
         if settings:
@@ -439,13 +437,13 @@ def load_stages(
         stages = tuple(replace(stage, drops=first) for stage in stages)
         if run is not None:  # the last is the trained one
             last = replace(first, step=steps - 1, epoch=active[-1])
-            if of_run:
+            if method is None and own is not None and not settings:
                 files = [file for file in sorted(Path(name).glob("*.safetensors")) if not file.stem.startswith("model")]
                 last = replace(last, learnt=(metrics, {file.stem: load_file(file) for file in files}))
             stages = (*stages[:-1], replace(stages[-1], drops=last))
     for stage in stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
-    return replace(found, stages=stages, of_run=of_run)
+    return replace(found, stages=stages)
 
 
 def _of_model(name: str, seed: int) -> Stages:

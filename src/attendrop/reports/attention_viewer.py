@@ -21,8 +21,8 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options
 from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_stages, text_maps
 from attendrop.reports.figures import MUTED, SERIES
-from attendrop.reports.page import MOST_BYTES, Section, render, render_page, script_json
-from attendrop.reports.results import Results, runs_folder
+from attendrop.reports.page import MOST_BYTES, Section, render, render_page
+from attendrop.reports.results import Results
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.run_file import RUN_FILE, read_run_file
@@ -49,12 +49,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShownText:
-    """One input with its maps in each model.
+    """One input, both texts of a pair, with its maps in each model, and its label in the data if that is known.
 
-    Attributes:
-        text: The text; both texts of a pair.
-        label: Its label in the data; None: unknown.
-        note: Which of its tokens are shown, and which others the run reads, a sentence; empty: all, as in the run.
+    The note, a sentence, says which tokens are shown, and which others the run reads; empty: all, as in the run.
     """
 
     text: str
@@ -325,55 +322,36 @@ def method_in_words(method: Method) -> str:
     return f"{method.name} with {options or 'its default options'}"
 
 
-def attention_part(
-    results: Results, texts: Sequence[str], pairs: Sequence[str], device: str, most_bytes: int
-) -> tuple[Section, str]:
-    """Show the attention of the model that a comparison kept, or of that of a single run; studies keep none.
+def attention_part(results: Results, texts: Sequence[str], pairs: Sequence[str], device: str) -> tuple[Section, str]:
+    """Show the attention of the model that a comparison kept, or of that of a run; studies keep none.
 
     Returns:
-        The section, which adds at most so many bytes to a page, and why it has no viewer; empty: it has one.
+        The section, and why it has no viewer; empty: it has one.
 
     Raises:
         AttendropError: Texts were given, and cannot be shown.
     """
-    folder = results.folder / BEST
-    if results.of_one_run and not folder.is_dir():
-        folder = runs_folder(results.folder) / results.settings[0].runs[0].folder
+    folder = next(filter(keeps_model, (results.folder / BEST, results.folder)), None)
     try:
-        if not keeps_model(folder):
+        if folder is None:
             raise AttendropError(
                 "No model was kept whose attention could be shown; train one with `attendrop train --config "
                 'RUN/run.yaml --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
             )
         stages = load_stages(str(folder), None, build_method(DEFAULT_METHOD), device=device)
         shown, source = (show_texts(stages, texts, pairs), "") if texts else _rows(folder, results, stages)
-        section = viewer_section("attention", stages, shown, _kept(folder, stages, source))
-        if len(section.content.encode()) + len(script_json(section.charts).encode()) > most_bytes:
-            raise AttendropError(
-                "The page has no room for the maps of the kept model; `attendrop attend "
-                f'{shlex.quote(str(folder))} "TEXT"` makes a page of a text.'
-            )
     except AttendropError as error:
         if texts:
             raise
         return Section("attention", "Attention", render("note", text=str(error))), str(error)
-    return section, ""
-
-
-def _kept(folder: Path, stages: Stages, source: str) -> Markup:
     metrics: Mapping[str, Any] = read_metrics(folder) or {}
     # If only the start of its head was made, it is the baseline.
     is_frozen = metrics["config"].get("max_steps") == 0
     name = BASELINES_IN_WORDS[FROZEN] if is_frozen else method_label(metrics)
-    return render(
-        "kept",
-        trained=f"{name}, seed {metrics['seed']}, {metrics['data']['rows']['train']} training rows",
-        is_best=folder.name == BEST,
-        source=source,
-        method=None if stages.of_run else stages.method and method_in_words(stages.method),
-        explanation=_about(stages),
-        folder=shlex.quote(str(folder)),
-    )
+    trained = f"{name}, seed {metrics['seed']}, {metrics['data']['rows']['train']} training rows"
+    quoted = shlex.quote(str(folder))
+    about = render("kept", trained=trained, source=source, explanation=_about(stages), folder=quoted)
+    return viewer_section("attention", stages, shown, about), ""
 
 
 def _rows(folder: Path, results: Results, stages: Stages) -> tuple[list[ShownText], str]:

@@ -421,20 +421,11 @@ def _over_epochs(
 
 
 def drop_probabilities(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
-    """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed.
-
-    The points are of each of the method's periods, or else of what it reports by epoch as
-    "SOURCE/probability/LAYER".
-    """
+    """Draw the learnt probability of dropping of each layer by period: for each method its run with the lowest seed."""
     figures = []
     for run, *_others in setting.by_label.values():
-        reports = [(entry["step"], entry["drop_probability"]) for entry in run.metrics.get("dropout_steps") or ()]
-        for entry in () if reports else run.metrics.get("history") or ():
-            named = ((name.partition("/probability/"), value) for name, value in entry["figures"].items())
-            reports.append(
-                (entry.get("step", entry["epoch"]), {layer: value for (_s, is_one, layer), value in named if is_one})
-            )
-        points = [(layer, step, p) for step, of_layers in reports for layer, p in of_layers.items()]
+        periods = run.metrics.get("dropout_steps") or ()
+        points = [(layer, each["step"], p) for each in periods for layer, p in each["drop_probability"].items()]
         if points:
             chart, values = layer_curves(sorted(points, key=lambda point: by_layer(point[0])))
             caption = f"Run of seed {run.metrics['seed']}: a line for each attention layer."

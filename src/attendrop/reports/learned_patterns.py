@@ -54,11 +54,8 @@ class Patterns:
 class Fit:
     """Piecewise linear curves through the patterns.
 
-    Attributes:
-        knots: ``(N + 1,)``, shares of the planned steps.
-        values: ``(N + 1, layers)``, the probability at each knot.
-        rms: ``(layers,)``, root mean square of the differences from the patterns, weighted as the fit was.
-        largest: ``(layers,)``, the largest of these differences.
+    ``values``, ``(N + 1, layers)``, are the probabilities at the ``knots``, ``(N + 1,)`` shares of the planned steps;
+    ``rms`` and ``largest``, ``(layers,)``, the root mean square, weighted as the fit was, and the largest difference.
     """
 
     knots: Numbers

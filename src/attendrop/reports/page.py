@@ -46,13 +46,9 @@ _DRAW = """
 
 @dataclass(frozen=True)
 class Section:
-    """Section of a page.
+    """Section of a page: its id, for links, its heading, its HTML, from :func:`render`, and its figures in Vega-Lite.
 
-    Attributes:
-        identifier: Its id, for links.
-        heading: Its heading, also in the page's navigation.
-        content: Its HTML, from :func:`render`; an element with ``data-chart="ID"`` shows a figure.
-        charts: The figures in Vega-Lite by their ids. NaN and infinite numbers become null.
+    An element with ``data-chart="ID"`` shows the figure of this id.
     """
 
     identifier: str

@@ -16,7 +16,7 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.reports.attention_viewer import attention_part
 from attendrop.reports.figures import SCORES, Figure, make_figures
-from attendrop.reports.page import MOST_BYTES, Section, render, render_page
+from attendrop.reports.page import Section, render, render_page
 from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.reports.tables import ResultTable, make_result_table
 from attendrop.runs.run_folder import check_writable
@@ -98,20 +98,17 @@ def write_report(
         raise AttendropError(f"The output '{output}' is a file; name a folder.")
     check_writable(output)
     results = read_results(folder, reference)
-    figures, missing = make_figures(results)
-    # Most figures compare runs: of a single one, those that can be made are all there is to say.
-    left_out = [] if results.of_one_run else missing
+    figures, left_out = make_figures(results)
     table = make_result_table(results)
-    sections, reason = _sections(results, table, figures, left_out), ""
+    sections, reason = _sections(results, table, figures), ""
     if viewer:
-        room = MOST_BYTES - len(_page(results, sections))
-        attention, reason = attention_part(results, texts, pairs, device, room)
+        attention, reason = attention_part(results, texts, pairs, device)
         sections.insert(-1, attention)
     contents = {PAGE: _page(results, sections)}
     if len(table.cells):
         tables = {"table.md": table.markdown(), "table.tex": table.latex(), "table.csv": table.csv()}
         contents |= {file: text.encode("utf-8", "replace") for file, text in tables.items()}
-    elif not results.of_one_run:
+    else:
         left_out.append("Tables: no run has a score on evaluation rows.")
     several = len({figure.setting for figure in figures if figure.setting}) > 1
     for figure in figures:
@@ -165,9 +162,7 @@ def _page(results: Results, sections: Sequence[Section]) -> bytes:
     return render_page(f"Report of {results.folder.resolve().name}", sections, summary=summary).encode()
 
 
-def _sections(
-    results: Results, table: ResultTable, figures: Sequence[Figure], left_out: Sequence[str]
-) -> list[Section]:
+def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -> list[Section]:
     """Make the sections of the page; the last one is about the runs."""
     drawn = [(figure, f"figure-{count}") for count, figure in enumerate(figures, 1)]
     above, below = ([each for each in drawn if (each[0].kind == SCORES) is is_above] for is_above in (True, False))
@@ -181,7 +176,7 @@ def _sections(
     sections = [Section("answer", "Answer", content, {identifier: figure.spec() for figure, identifier in above})]
     if errors := [part for each in results.settings if (part := _errors(results, each))]:
         sections.append(Section("errors", "What goes wrong", render("errors", parts=errors)))
-    if len(table.cells) and not results.of_one_run:
+    if len(table.cells):
         header, lines, caption = methods_table(results)
         right = 1 + (len(results.settings) > 1)
         content = render("captioned", caption=caption, header=header, rows=lines, right=right)
@@ -191,7 +186,7 @@ def _sections(
             shown = {"caption": table.caption, "header": ("method", *table.headers), "rows": wide, "right": 1}
             sections.append(Section("table", "Table", render("captioned", **shown)))
     groups = [(setting, list(group)) for setting, group in groupby(below, key=lambda each: each[0].setting)]
-    content = render("figures", groups=groups, left_out=left_out)
+    content = render("figures", groups=groups)
     charts = {identifier: figure.spec() for figure, identifier in below}
     return [*sections, Section("figures", "Figures", content, charts), Section("runs", "Runs", _runs(results))]
 

@@ -17,7 +17,7 @@ from attendrop.studies.executor import read_failures
 from attendrop.studies.method_rows import method_label, scored_data
 from attendrop.studies.study import OverallRow, overall_rows
 from attendrop.studies.units import COMPARED, LABEL, REFERENCE, RUNS
-from attendrop.wording import counted, score_text
+from attendrop.wording import counted
 
 # Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
@@ -85,11 +85,6 @@ class Results:
     notes: tuple[str, ...]
 
     @property
-    def of_one_run(self) -> bool:
-        """Whether there is a single run, with nothing to compare it with."""
-        return sum(len(each.runs) for each in self.settings) == 1
-
-    @property
     def labels(self) -> list[str]:
         """Labels of the methods with a score: the reference, the others, then baselines, as they first appear."""
         rows = [row for each in self.settings for row in each.answer.rows]
@@ -119,13 +114,11 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     against, compared, notes = REFERENCE, dict[str, dict[str, dict[str, Any]]](), []
     if listed is None:
         groups = _grouped(runs)
-        if not (is_single := len(runs) == 1 and not failed and reference is None):
-            finished = counted(len(runs), "finished run")
-            notes.append(f"Computed from the {finished} in the folder, which has no list of what belongs together.")
+        finished = counted(len(runs), "finished run")
+        notes.append(f"Computed from the {finished} in the folder, which has no list of what belongs together.")
         if failed:
             notes.append(f"Without a result: {'; '.join(f'{name} ({error})' for name, error in failed.items())}.")
     else:
-        is_single = False
         try:
             for name, own in listed["settings"].items():
                 compared[name] = {at: {LABEL: str(of[LABEL]), "seed": int(of["seed"])} for at, of in own.items()}
@@ -149,8 +142,6 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
             metrics = [{**run.metrics, LABEL: run.label} for run in group]
             found = answer(metrics, reference or against, failed=errors)
             settings.append(ReportedSetting(name or scored_data(group[0].metrics), found, tuple(group)))
-    if is_single:
-        return Results(folder, (_of_one_run(settings[0]),), (), ())
     if listed is not None:
         names = {at for own in compared.values() for at in own}
         if missing := len(names - present - set(failed)):
@@ -209,13 +200,3 @@ def _grouped(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
             name += f" ({number}: {group[0].options.get('train_file') or group[0].metrics['metric']})"
         found[name] = group
     return found
-
-
-def _of_one_run(setting: ReportedSetting) -> ReportedSetting:
-    """Say of a single run what its scores are: there is nothing to compare it with, and nothing to recommend."""
-    (run,) = setting.runs
-    metric, parts = run.metrics["metric"], run.metrics["all_scores"].items()
-    scores = [f"{metric} {score_text(found[metric])} on {part}" for part, found in parts]
-    told = "; ".join(scores) or "no score, since no rows were held out for one"
-    sentence = f"A run of {run.label} with seed {run.metrics['seed']}: {told}."
-    return replace(setting, answer=replace(setting.answer, sentences=(sentence,), notes=(), shifted=None))
