@@ -81,12 +81,10 @@ def show_texts(
     the maximum length in tokens is that of the run, or 128, by default.
 
     Raises:
-        AttendropError: There is no text, or an empty one; there is not one second text for each; the model is not
-            supported, or the method cannot act on it.
+        AttendropError: A text is empty, or has no second text where others have; the model is not supported, or the
+            method cannot act on it.
     """
     kind, tokenizer = stages.task_type, stages.tokenizer
-    if not texts:
-        raise AttendropError("No text is given; give one or more.")
     if pairs and len(pairs) != len(texts):
         given = f"{counted(len(texts), 'text')} and {counted(len(pairs), 'second text')} are given"
         raise AttendropError(f"{given}; give one --text-pair for each text.")

@@ -35,7 +35,7 @@ except ImportError:
 SERIES = ("#2f7fd6", "#d9702b", "#2e9e63", "#a05fd0", "#b08416", "#1a94a0", "#d14b8f", "#7b848f")
 MUTED = "#808890"
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
-WIDTH, HEIGHT = 360, 220  # pixels; texts of this width can be read on a phone
+SIZE = {"width": 360, "height": 220}  # pixels; texts of this width can be read on a phone
 _TITLE_WIDTH, _TITLE_LINES = 62, 4  # characters; lines
 # Bands of more methods cover each other.
 _MOST_BANDS = 4
@@ -105,12 +105,11 @@ def make_figures(results: Results) -> tuple[list[Figure], list[str]]:
                 reasons.setdefault((title, found), []).append(setting.name if setting else "")
             else:
                 figures += found
-    return figures, [
-        f"{title} ({'; '.join(names)}): {reason}."
-        if names != [""] and len(names) < len(results.settings)
-        else f"{title}: {reason}."
-        for (title, reason), names in reasons.items()
-    ]
+    left_out = []
+    for (title, reason), names in reasons.items():
+        is_of_some = names != [""] and len(names) < len(results.settings)
+        left_out.append(f"{title} ({'; '.join(names)}): {reason}." if is_of_some else f"{title}: {reason}.")
+    return figures, left_out
 
 
 # Parts of figures ----------------------------------------------------------------------------------------------------
@@ -152,10 +151,6 @@ def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Loo
     which = f"{'the reference and ' if is_first else ''}the {len(kept) - is_first} with the best scores"
     sentence = f" Of {len(found)} methods, {which} are shown." if len(kept) < len(found) else ""
     return {label: looks[label] for label in found if label in kept}, sentence
-
-
-def _sized(chart: alt.LayerChart) -> alt.LayerChart:
-    return chart.properties(width=WIDTH, height=HEIGHT)
 
 
 def _rule(**place: float) -> alt.Chart:
@@ -205,12 +200,12 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
         if found is not None and math.isfinite(found.known.low):
             ends = [min(best, reference.mean + end) for end in (found.known.low, found.known.high)]
         shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
-        record = {"method": row.label, metric: number(row.mean, digits), "95 % interval beside the reference": shown}
-        drawn = dict(zip(("_low", "_high"), ends or (None, None), strict=True))
+        record: dict[str, Any] = {"method": row.label, metric: number(row.mean, digits)}
+        record["95 % interval beside the reference"] = shown
+        record |= {"seeds": str(row.n), "_color": SERIES[0] if row.label == setting.answer.use else MUTED}
         # A point is over common seeds, as its bar is.
-        drawn["_x"] = row.mean if found is None else reference.mean + found.mean.value
-        color = SERIES[0] if row.label == setting.answer.use else MUTED
-        records.append(record | {"seeds": str(row.n), "_color": color} | drawn)
+        record["_x"] = row.mean if found is None else reference.mean + found.mean.value
+        records.append(record | dict(zip(("_low", "_high"), ends, strict=False)))
     base, values = chart_of(records)
     names = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250)
     scale = alt.Scale(domain=[low, high], nice=False)
@@ -221,7 +216,7 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
         color=alt.Color("_color:N", scale=None),
     )
     bars = base.mark_rule(strokeWidth=4, opacity=0.5, clip=True).encode(x=alt.X("_low:Q", **x), x2="_high:Q")
-    told = base.mark_text(align="left").encode(x=alt.value(WIDTH - 50), text="_1:N", color=alt.value(MUTED))
+    told = base.mark_text(align="left").encode(x=alt.value(SIZE["width"] - 50), text="_1:N", color=alt.value(MUTED))
     chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", **x)) + bars
     chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
     caption = (
@@ -231,7 +226,7 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     if any(row.difference is not None and row.difference.n < max(row.n, reference.n) for row in rows):
         caption += " Where seeds are missing, a point is the reference's mean plus the difference."
     caption += _BEYOND * any(not low <= record["_x"] <= high for record in records)
-    return [Figure(SCORES, setting.name, "Scores", caption, chart.properties(width=WIDTH - 60), values)]
+    return [Figure(SCORES, setting.name, "Scores", caption, chart.properties(width=SIZE["width"] - 60), values)]
 
 
 def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
@@ -251,18 +246,15 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
         record["seeds in common"] = "-" if found is None else str(found.n)
         # A time that is too short to be measured has no place on a logarithmic axis.
         record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
-        ends = (None, None) if found is None else (found.known.low, found.known.high)
-        records.append(record | dict(zip(("_low", "_high"), ends, strict=True)))
+        records.append(record | ({} if found is None else {"_low": found.known.low, "_high": found.known.high}))
     base, values = chart_of(records)
-    times = [record["_x"] for record in records]
-    least, most = 0.8 * min(times), 1.25 * max(times)
-    times_axis = alt.Axis(
-        labelExpr="datum.label && datum.label + 'x'", tickCount=5, format="~g", labelOverlap="greedy", grid=False
-    )
-    scale, (color, shape) = alt.Scale(type="log", domain=[least, most], nice=False), _of_methods(methods)
+    times, (color, shape) = [record["_x"] for record in records], _of_methods(methods)
+    ticks = {"labelExpr": "datum.label && datum.label + 'x'", "format": "~g", "tickCount": 5, "labelOverlap": "greedy"}
+    scale = alt.Scale(type="log", domain=[0.8 * min(times), 1.25 * max(times)], nice=False)
+    title, axis = "time of training, relative to the reference", alt.Axis(grid=False, **ticks)
     gains = alt.Scale(domain=[low, high], nice=False)
     base = base.encode(
-        x=alt.X("_x:Q", title="time of training, relative to the reference", axis=times_axis, scale=scale),
+        x=alt.X("_x:Q", title=title, axis=axis, scale=scale),
         y=alt.Y("_y:Q", title=f"difference in {setting.answer.metric}", scale=gains),
         color=color,
     )
@@ -270,7 +262,7 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
     points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=shape)
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
-    chart = _sized(_rule(_y=0).encode(y="_y:Q") + bars + points)
+    chart = (_rule(_y=0).encode(y="_y:Q") + bars + points).properties(**SIZE)
     return [Figure("cost_gain", setting.name, "Cost against gain", caption, chart, values)]
 
 
@@ -322,7 +314,7 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
         )
         bars = base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q")
         points = base.mark_point(filled=True, size=40, opacity=1).encode(shape=shape)
-        chart = _sized(bars + base.mark_line() + points)
+        chart = (bars + base.mark_line() + points).properties(**SIZE)
         first, *others = (setting.name.split(", ") for setting in group)
         data = ", ".join(part for part in first if all(part in other for other in others))
         data = data or scored_data(group[0].runs[0].metrics)
@@ -412,7 +404,7 @@ def _over_epochs(
         chart = base.mark_line() + base.mark_point(filled=True, size=40, opacity=1).encode(shape=shape)
         if len(methods) <= _MOST_BANDS:
             chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
-        charts.append(_sized(chart))
+        charts.append(chart.properties(**SIZE))
         tables.append(values)
     bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
     caption = f"{caption}Lines: mean over seeds{bands_told}.{left_out}"
@@ -430,7 +422,9 @@ def drop_probabilities(setting: ReportedSetting, _: Looks) -> list[Figure] | str
             chart, values = layer_curves(sorted(points, key=lambda point: by_layer(point[0])))
             caption = f"Run of seed {run.metrics['seed']}: a line for each attention layer."
             title = f"Drop probability of each layer, {run.label}"
-            figures.append(Figure("drop_probability", setting.name, title, caption, _sized(chart), values, run.label))
+            figures.append(
+                Figure("drop_probability", setting.name, title, caption, chart.properties(**SIZE), values, run.label)
+            )
     return figures or "no method here learns a probability for each layer"
 
 
@@ -534,7 +528,9 @@ def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
         caption = f"Red: above {reference.label}; blue: below. All heat maps of the setting have the same colours, "
         caption += f"up to {limit:.1f} points." if scale != 1 else f"up to {number(limit, digits)}."
         title = f"Difference from {reference.label} in {of} over {first} and {second}, {name}"
-        figures.append(Figure("heat_map", setting.name, title, caption, chart.properties(width=WIDTH), values, name))
+        figures.append(
+            Figure("heat_map", setting.name, title, caption, chart.properties(width=SIZE["width"]), values, name)
+        )
     return figures
 
 
@@ -565,7 +561,7 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
             chart += _rule(_y=reference.mean).encode(y="_y:Q")
             caption += f" Dotted line: {reference.label}."
         title = f"Scores over all {first} and {second}, {method}"
-        figures.append(Figure("grid", setting.name, title, caption, _sized(chart), values, method))
+        figures.append(Figure("grid", setting.name, title, caption, chart.properties(**SIZE), values, method))
     return figures or f"{_NO_GRID}, with and without another"
 
 

@@ -25,18 +25,11 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Patterns:
-    """The dropout steps of a run of AttendOut.
+    """The dropout steps of a run of AttendOut, ``T`` periods.
 
-    Attributes:
-        run: What was trained on what, for a title.
-        layers: Keys of the attention layers, such as ``encoder.0``.
-        steps: ``(T,)``, the optimizer steps taken by the end of each period.
-        period_shares: ``(T,)``, the length of each period as a share of a whole one: less than 1 where training ended
-            within it.
-        probabilities: ``(T, layers)``, the mean probability of dropping in a period; NaN for a layer that was skipped
-            in all of it.
-        rewards: ``(T,)``.
-        attacker_survived: Whether the attacker survived each period.
+    ``steps`` are the optimizer steps taken by the end of each, and ``period_shares`` its length as a share of a whole
+    one: less than 1 where training ended within it. ``probabilities``, ``(T, layers)``, are those of dropping, the means
+    over it; NaN for a layer that was skipped in all of it.
     """
 
     run: str
