@@ -28,8 +28,8 @@ class Patterns:
     """The dropout steps of a run of AttendOut, ``T`` periods.
 
     ``steps`` are the optimizer steps taken by the end of each, and ``period_shares`` its length as a share of a whole
-    one: less than 1 where training ended within it. ``probabilities``, ``(T, layers)``, are those of dropping, the means
-    over it; NaN for a layer that was skipped in all of it.
+    one: less than 1 where training ended within it. ``probabilities``, ``(T, layers)``, are the means of dropping in
+    it; NaN for a layer that was skipped in all of it.
     """
 
     run: str
