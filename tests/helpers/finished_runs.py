@@ -106,7 +106,7 @@ def write_comparison(
     Args:
         folder: Where the model and the data are made, too.
         scores: By method.
-        hostile: A text of the first row of ``dev.csv``; a report shows the row if it has 11 tokens.
+        hostile: A text of the first row of ``dev.csv``; a report shows the row if it has 53 characters.
         test_fraction: Fraction of the training rows on which the runs are scored, in place of the file ``dev.csv``.
         options: Options of the kept model's run.
 

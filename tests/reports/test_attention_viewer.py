@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers as hf
 import vl_convert
-from datasets import Dataset
 from helpers import tiny
 from helpers.command_line import Captured
 from helpers.finished_runs import write_comparison
@@ -20,14 +18,13 @@ from helpers.finished_runs import write_comparison
 from attendrop import ADDrop, cli
 from attendrop.errors import AttendropError
 from attendrop.reports.attention_maps import Drops, LayerMaps, Stage, Stages, TextMaps
-from attendrop.reports.attention_viewer import ShownText, attention_page, attention_part, typical_rows, viewer_spec
+from attendrop.reports.attention_viewer import ShownText, attention_page, attention_part, viewer_spec
 from attendrop.reports.page import Section
 from attendrop.reports.results import read_results
 from attendrop.support.files import write_json
-from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.types.classification import Classification
 
-HOSTILE = "</script><img src=x>the"  # 11 tokens
+HOSTILE = "</script><img src=x>the cat sees the red bird and the"  # with the other text of the row 60 characters
 TAKEN = "<script>document.title='taken'</script><img src=http://example.org/x.png>"
 FEW = ("cat", "sees", "cat")
 
@@ -141,24 +138,14 @@ def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(fo
     page = (folder / "report" / "report.html").read_text(encoding="utf-8")
     assert page.index('id="figures"') < page.index('id="attention"') < page.index('id="runs"')
     assert "ad-drop, seed 0, 40 training rows" in page
-    assert "Texts: 3 evaluation rows, those whose length is nearest to 16 tokens.</p>" in page
+    assert "Texts: 3 evaluation rows, those whose length is nearest to 60 characters.</p>" in page
     assert "<img src=x" not in page and HOSTILE not in page
-    assert "&lt;/script&gt;&lt;img src=x&gt;the ‖ the cat" in page
+    assert "&lt;/script&gt;&lt;img src=x&gt;the cat sees the red bird and the ‖ the cat" in page
     found = json.loads(re.search(r'id="attention-chart">(.*?)</script>', page, re.DOTALL).group(1))["datasets"]
     before, after = ([each for each in found["maps"] if each["stage"] == stage] for stage in (0, 1))
     assert [each["layer"] for each in after[:: len(after) // 6]] == 3 * ["encoder.0", "encoder.1"]
     assert before[0]["a"] != after[0]["a"] and any(each["d"] for each in after)
     assert len(found["texts"]) == 3
-
-
-def test_rows_are_those_nearest_to_a_length(tmp_path: Path) -> None:
-    tokenizer = hf.AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
-    words = [30, 3, 14, 13, 15]  # and two special tokens
-    rows = Dataset.from_dict({"text": [" ".join(["cat"] * count) for count in words], "label": [0] * 5})
-    task = files_task(("text",), Classification(("no", "yes")))
-    assert typical_rows(rows, task, tokenizer, 128) == [2, 3, 4]
-    assert typical_rows(rows.select([0]), task, tokenizer, 128) == [0]
-    assert typical_rows(rows, task.with_long_texts("windows"), tokenizer, 20) == [2, 3, 4]
 
 
 def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: Path) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-from datasets import Dataset
 from markupsafe import Markup
-from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
@@ -31,16 +29,16 @@ from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.units import FROZEN
 from attendrop.studies.words import BASELINES_IN_WORDS
-from attendrop.tasks.base import Task, encode, encode_columns
+from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.long_texts import HEAD, WINDOWS, of_documents
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of
+from attendrop.tasks.long_texts import HEAD, WINDOWS
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
 
 # Side of the maps in the overview, in blocks at most, and of a head there and a cell of the map, in pixels.
 _BLOCKS, _THUMBNAIL, _LARGEST_CELL, _LARGEST_MAP = 8, 34, 24, 520
-# Number of rows that a report shows, and of tokens that they should have; only the first of very many count.
-COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
+# Number of rows that a report shows, and of characters that they should have; only the first of very many count.
+COUNT, CHARACTERS, MOST_ROWS = 3, 60, 2000
 # Options by which runs set rows aside; the kept model is trained on all.
 _SET_ASIDE = ("test_fraction", "ood", "ood_column")
 _LEGEND = ("attention weight", "raises the score", "lowers the score")
@@ -363,20 +361,13 @@ def _rows(folder: Path, results: Results, stages: Stages) -> tuple[list[ShownTex
     rows = divide(config, data).report.get("dev")
     if rows is None:
         raise AttendropError("The runs that record the evaluation rows are gone; give texts with --text.")
-    chosen = rows.select(typical_rows(rows, data.task, stages.tokenizer, config.max_length))
+    every = data.task.type.texts(rows.select(range(min(len(rows), MOST_ROWS))))
+    chosen = sorted(range(len(every)), key=lambda row: abs(sum(map(len, every[row])) - CHARACTERS))[:COUNT]
     logger.info("Computing the attention maps of %d texts with the model in %s.", len(chosen), folder)
-    texts, *pairs = zip(*data.task.type.texts(chosen), strict=True)
+    texts, *pairs = zip(*(every[row] for row in chosen), strict=True)
     shown = show_texts(stages, texts, pairs[0] if pairs else ())
-    labels = [str(data.task.type.shown_label(label)) for label in chosen["label"]]
-    source = f"Texts: {len(chosen)} evaluation rows, those whose length is nearest to {TOKENS} tokens."
+    labels = [str(data.task.type.shown_label(label)) for label in rows.select(chosen)["label"]]
+    source = f"Texts: {len(chosen)} evaluation rows, those whose length is nearest to {CHARACTERS} characters."
     if folder.name == BEST and config.test_fraction:  # which the runs held out, and the kept model did not
         source += " The runs held them out; the kept model was trained on all rows, or a sample of all."
     return [replace(each, label=label) for each, label in zip(shown, labels, strict=True)], source
-
-
-def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
-    """Choose three of the first 2,000 rows, those whose length is nearest to 16 tokens."""
-    first = rows.select(range(min(len(rows), MOST_ROWS)))
-    encoded = columns_of(encode(first, task, tokenizer, max_length))
-    lengths = of_documents(encoded["length"][:], encoded)
-    return sorted(range(len(first)), key=lambda row: abs(lengths[row] - TOKENS))[:COUNT]
