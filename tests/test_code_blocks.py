@@ -130,11 +130,6 @@ def skip_without_package(page: Path) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-def test_there_are_tutorials() -> None:
-    assert len(TUTORIALS) == 5
-    assert all(any(arguments for _, arguments in blocks(page)) for page in TUTORIALS)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    broken = []
-    for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+def test_links_lead_somewhere_and_python_is_valid(page: Path) -> None:
+    text, broken = page.read_text(encoding="utf-8"), []
+    for link in LINK.findall(FENCE.sub("", text)):
         if re.match(r"\w+:", link):
             continue
         name, _, anchor = link.partition("#")
@@ -37,11 +37,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_is_valid(page: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         compile(block, str(page), "exec")
 
 

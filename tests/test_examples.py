@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers import tiny
 from PIL import Image
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, ViTConfig, ViTModel
+from transformers import AutoModelForSequenceClassification, ViTConfig, ViTModel
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 ROOT = Path(__file__).parent.parent
@@ -133,17 +133,13 @@ def test_images_of_a_folder(
     assert "'dark'" in (said := capsys.readouterr().out) or "'light'" in said
 
 
-def test_an_adapter_completes_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_completes_chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peft = pytest.importorskip("peft")
-    run("sft.py", tmp_path, monkeypatch, "--lora", "--epochs", "1")
-    assert peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run").peft_config["default"].r == 8
-
-
-def test_chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.save_tiny_llama(tmp_path / "model")
     template = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
     (tmp_path / "model" / "chat_template.jinja").write_text(template, encoding="utf-8")
     chat = '{"messages": [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "a dog"}]}'
     (tmp_path / "chats.jsonl").write_text(f"{chat}\n" * 16, encoding="utf-8")
-    run("sft.py", tmp_path, monkeypatch, "--train-file", str(tmp_path / "chats.jsonl"))
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.model_type == "llama"
+    more = ("--train-file", str(tmp_path / "chats.jsonl"), "--lora", "--epochs", "1")
+    run("sft.py", tmp_path, monkeypatch, *more)
+    assert peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run").peft_config["default"].r == 8

@@ -1,7 +1,6 @@
 """``make gpu``: its parts, on the CPU; what needs a GPU are the tests and figures themselves."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,43 +40,14 @@ def test_a_part_that_fails_does_not_keep_the_others_from_running(
     assert gpu.main() == 0
 
 
-def test_the_packages_needed_are_bounded_and_leave_pytorch_as_it_is(gpu: ModuleType) -> None:
-    names = [each.partition(">")[0] for each in gpu.requirements()]
-    assert names == [name for name in gpu.PACKAGES if name != "torch"]
-
-
-def test_one_gpu_of_several_is_used(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_is_left_as_it_is_and_one_gpu_of_several_is_used(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [each.partition(">")[0] for each in gpu.requirements()] == [name for name in gpu.PACKAGES if name != "torch"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     assert gpu.environment()["CUDA_VISIBLE_DEVICES"] == "3"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert gpu.environment()["CUDA_VISIBLE_DEVICES"] == "0"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["tests", "figures"])
-def test_its_parts_import_what_it_installs_alone(gpu: ModuleType, tmp_path: Path, part: str) -> None:
-    tests = gpu.parts("cpu", tmp_path / "R.md", False)[0].command
-    only = ["-p", "helpers.packages_of_gpu", "-p", "_hypothesis_pytestplugin"]
-    collect = ["-m", "pytest", "-q", *only, "--collect-only", "-m", "gpu"]
-    command = {
-        "tests": [*collect, *tests[tests.index("--dist") + 2 :]],
-        "figures": ["-c", "import helpers.packages_of_gpu, gpu_figures"],
-    }[part]
-    path = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests", ROOT / "benchmarks")))
-    # Other plugins of this environment are not there.
-    variables = os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    found = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
-
-
-@pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_stops() -> None:
-    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    found = subprocess.run([sys.executable, str(SCRIPT)], env=hidden, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert "sees no GPU, so nothing was run" in found.stderr
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
-"""The packages and their order: imports go down only, and in no circle."""
+"""The sources: imports go down only, and in no circle; generic code names no method; faults can be planted."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
@@ -13,7 +15,11 @@ import pytest
 
 import attendrop
 import attendrop_methods
-from attendrop.methods.core.registry import get_method
+from attendrop.methods.core.registry import get_method, method_names
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+from plant_faults import ROOT, faults
 
 SOURCE = Path(attendrop.__file__).parent
 # From the bottom up. A module belongs to the longest name here that it begins with; what stands in one row is
@@ -79,10 +85,6 @@ def place(module: str) -> str:
     return next(name for n in range(len(parts), 0, -1) if (name := ".".join(parts[:n])) in LEVEL)
 
 
-def test_every_module_has_its_place() -> None:
-    assert all(place(module) for module in MODULES if module)
-
-
 def test_imports_go_down_only() -> None:
     upward = [
         f"{module} imports {other}"
@@ -132,3 +134,43 @@ DISPATCH = (
 def test_one_package_knows_how_transformers_dispatches_attention(word: str) -> None:
     knowing = [path for path in MODULES.values() if re.search(rf"\b{word}", path.read_text("utf-8"))]
     assert {path.relative_to(SOURCE).parts[0] for path in knowing} == {"attention"}
+
+
+# One method's own commands; the demonstration, which compares two methods; the lists of public names.
+OWN = {"cli/patterns.py", "reports/learned_patterns.py", "cli/demo.py", "__init__.py", "extend.py"}
+# The baseline is no method among others, and what torch calls a scheduler is not ours.
+ORDINARY = {"finetune", "FineTune", "scheduler", "Scheduler"}
+NAMES = {word for name in method_names() for word in (name, get_method(name).__name__)} - ORDINARY
+NAMED = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(NAMES)))})(?![\w-])")
+# Where a name may stand: the default method, and how a combination is written.
+ALLOWED = {("runs/config.py", "ad-drop"), ("cli/listings.py", "ad-drop"), ("cli/listings.py", "r-drop")}
+
+
+def words(tree: ast.AST) -> Iterator[str]:
+    """All that a file names or says, but for the examples in docstrings."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)):
+                yield re.sub(r"(?m)^ *(>>>|\.\.\.).*$|``[^`]*\(.*?``", "", text)
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+                yield name
+
+
+def test_generic_code_names_no_method() -> None:
+    files = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
+    found = {
+        (file, name)
+        for file in files
+        if not file.startswith("methods/") and file not in OWN
+        for text in words(ast.parse((SOURCE / file).read_text(encoding="utf-8")))
+        for name in NAMED.findall(text)
+    }
+    assert found == ALLOWED
+
+
+def test_faults_can_be_planted_and_have_tests() -> None:
+    for fault in faults():
+        planted = fault.planted((ROOT / "src" / fault.path).read_text(encoding="utf-8"))
+        compile(planted, fault.name, "exec")
+        missing = [test for test in fault.tests if not (ROOT / "tests" / test.partition("::")[0]).is_file()]
+        assert not missing, fault.name

@@ -21,7 +21,6 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "probe.py"
-DIRECTIONS = ("high", "low", "random")
 
 
 def batches() -> list[Any]:
@@ -86,40 +85,25 @@ def test_nothing_else_is_changed_and_random_positions_have_a_seed() -> None:
     assert model.training
 
 
-def probe_of_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
-    tiny.save_tiny_bert(folder / "model")
-    model = hf.AutoModelForSequenceClassification.from_pretrained(
-        folder / "model", id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}
-    )
-    model.save_pretrained(folder / "model")
-    lines = [f"{tiny.sentence(number)},{'yes' if number % 2 else 'no'}" for number in range(20)]
-    (folder / "dev.csv").write_text("\n".join(["sentence,answer", *lines]) + "\n", encoding="utf-8")
-    given = [str(folder / "model"), str(folder / "dev.csv"), "--texts", "sentence", "--label", "answer"]
-    monkeypatch.setattr(sys, "argv", [str(RECIPE), *given, "--output", str(folder / "probe.png"), *more])
-    runpy.run_path(str(RECIPE), run_name="__main__")
-
-
-def test_the_figure_is_drawn_for_a_model_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probe_of_a_file(tmp_path, monkeypatch, "--rates", "0.3,0.6")
-    assert (tmp_path / "probe.png").read_bytes().startswith(b"\x89PNG")
-    found = pd.read_csv(tmp_path / "probe.png.csv")
-    places = [(f"encoder.{layer}", rate, way) for layer in (0, 1) for rate in (0.3, 0.6) for way in DIRECTIONS]
-    assert list(zip(found["layer"], found["rate"], found["direction"], strict=True)) == places
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [(["--label", "sentence"], "the model has no classes"), (["--rates", "0.3,1"], "must be above 0 and below 1")],
-)
-def test_mistakes_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, more: list[str], message: str
+def test_the_figure_is_drawn_for_a_model_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    model = hf.AutoModelForSequenceClassification.from_pretrained(
+        tiny.save_tiny_bert(tmp_path / "model"), id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}
+    )
+    model.save_pretrained(tmp_path / "model")
+    file = tiny.write_csv(tmp_path / "dev.csv", ["no", "yes"] * 10)
+    given = [str(RECIPE), str(tmp_path / "model"), str(file), "--texts", "sentence1", "--output", f"{tmp_path}/p.png"]
+    monkeypatch.setattr(sys, "argv", [*given, "--label", "label", "--rates", "0.3,0.6"])
+    runpy.run_path(str(RECIPE), run_name="__main__")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    found = pd.read_csv(tmp_path / "p.png.csv")
+    ways = ("high", "low", "random")
+    places = [(f"encoder.{layer}", rate, way) for layer in (0, 1) for rate in (0.3, 0.6) for way in ways]
+    assert list(zip(found["layer"], found["rate"], found["direction"], strict=True)) == places
+    monkeypatch.setattr(sys, "argv", [*given, "--label", "sentence2"])
     with pytest.raises(SystemExit):
-        probe_of_a_file(tmp_path, monkeypatch, *more)
-    assert message in capsys.readouterr().err
-
-
-def test_the_recipe_needs_no_more_than_the_extension_point() -> None:
-    code = RECIPE.read_text(encoding="utf-8")
-    assert len(code.splitlines()) <= 120
-    assert set(re.findall(r"(?:from|import) (attendrop[\w.]*)", code)) == {"attendrop.extend"}
+        runpy.run_path(str(RECIPE), run_name="__main__")
+    assert "the model has no classes" in capsys.readouterr().err
+    imports = re.findall(r"(?:from|import) (attendrop[\w.]*)", RECIPE.read_text(encoding="utf-8"))
+    assert set(imports) == {"attendrop.extend"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,49 +60,23 @@ def test_a_step_on_the_real_model_drops_and_leaves_no_trace(minilm: str) -> None
         assert torch.equal(model.eval()(**batch).logits, before)
 
 
-def config(data: Path, output: Path, task: str, method: str, **options: Any) -> RunConfig:
-    return RunConfig(
-        model="minilm",
-        output_dir=str(output),
-        task=task,
-        data_dir=str(data),
-        method=method,
-        max_train_samples=96,
-        max_length=64,
-        batch_size=16,
-        epochs=4,
-        learning_rate=5e-5,
-        device="cpu",
-        **options,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("minilm")
-@pytest.mark.parametrize(
-    ("task", "method"),
-    [
-        ("rte", "finetune"),
-        ("rte", "ad-drop"),
-        ("cola", "ad-drop"),
-        ("stsb", "ad-drop"),
-        ("rte", "attendout"),
-        ("rte", "r-drop"),
-    ],
-)
+@pytest.mark.parametrize(("task", "method"), [("cola", "ad-drop"), ("stsb", "ad-drop"), ("rte", "attendout")])
 def test_a_run_on_real_data_ends_with_the_score_that_it_reports(
     task: str, method: str, attendrop_data: Path, tmp_path: Path
 ) -> None:
     options = {"p": 0.3, "cross_tuning": True} if method == "ad-drop" else {}
-    train(config(attendrop_data, tmp_path / "run", task, method, options=options))
+    sizes = {"max_train_samples": 96, "max_length": 64, "batch_size": 16, "epochs": 4, "learning_rate": 5e-5}
+    given = {"model": "minilm", "data_dir": str(attendrop_data), "output_dir": str(tmp_path / "run"), "device": "cpu"}
+    train(RunConfig(task=task, method=method, options=options, **given, **sizes))
     metrics = tiny.read_metrics(tmp_path / "run")
     history = metrics["history"]
     assert len(history) == 4
     for earlier, later in zip(history, history[2:], strict=False):  # with cross-tuning, epochs of one kind
         assert later["train_loss"] < earlier["train_loss"] * 1.5
-    if method == "ad-drop":
-        for plain, regularised in (history[:2], history[2:]):
-            assert not plain["dropped"]
-            assert 0.05 < regularised["dropped"]["ad-drop"] < 0.15
+    for plain, regularised in (history[:2], history[2:]) if method == "ad-drop" else ():
+        assert not plain["dropped"]
+        assert 0.05 < regularised["dropped"]["ad-drop"] < 0.15
     found = evaluate(str(tmp_path / "run"), Source(data_dir=str(attendrop_data)))
     assert found["score"] == pytest.approx(metrics["score"], abs=1e-6)

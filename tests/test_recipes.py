@@ -82,12 +82,3 @@ def test_the_first_run_of_each_method_of_a_recipe_starts(name: str, folder: Path
         metrics = start(unit, folder, tmp_path / method)
         assert metrics["method"] == method
         assert metrics["score"] is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(item["recipe"] for item in ITEMS))
-@pytest.mark.filterwarnings("ignore")  # few rows
-def test_every_data_set_of_a_recipe_starts(name: str, folder: Path, tmp_path: Path) -> None:
-    units = read_study(str(RECIPES / f"{name}.yaml")).units
-    for number, unit in enumerate({str(unit.config.task): unit for unit in units}.values()):
-        assert start(unit, folder, tmp_path / str(number))["score"] is not None

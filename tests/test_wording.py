@@ -30,9 +30,8 @@ def test_names_beyond_the_tenth_are_counted() -> None:
 @pytest.mark.parametrize(
     ("value", "like", "text"),
     [
-        (0.8123456, None, "0.8123"), (0.01, None, "0.0100"), (-1.234e-5, None, "-0.0000123"), (2e-7, 1e-4, "0.000000"),
-        (0.0, None, "0.0000"), (1e-17, None, "0.0000"), (-1e-17, None, "0.0000"), (math.nan, None, "nan"),
-        (123.4, None, "123.4000"), (2.5e-12, None, "0.00000000000250"), (2e-16, None, "0.0000"),
+        (0.8123456, None, "0.8123"), (-1.234e-5, None, "-0.0000123"), (2e-7, 1e-4, "0.000000"), (0.0, None, "0.0000"),
+        (-1e-17, None, "0.0000"), (math.nan, None, "nan"), (2.5e-12, None, "0.00000000000250"), (2e-16, None, "0.0000"),
     ],
 )  # fmt: skip
 def test_small_scores_have_more_digits_but_for_what_rounding_leaves(value: float, like: float, text: str) -> None:
@@ -44,25 +43,14 @@ def test_an_interval_has_the_digits_of_its_scores() -> None:
     assert interval_of({"low": None, "high": None}, 1e-4) == "too few rows to tell"
 
 
-ROWS = [("a", "10", "-"), ("long", "2", "1|2")]
-
-
 def test_columns_are_aligned_by_the_widest_cell() -> None:
-    assert aligned([("name", "n"), ("a", "10")], NAMES_LEFT) == ["name   n", "a     10"]
     assert aligned([("name", "n"), ("a", "10")], gap="|") == ["name|n", "a   |10"]
     assert aligned([("name", "n"), ("退款", "10"), ("é", "2")], "lr") == ["name   n", "退款  10", "é      2"]
 
 
-def test_markdown_keeps_bars_within_their_cells() -> None:
-    assert markdown_table(("x", "y", "z"), ROWS, NAMES_LEFT).splitlines() == [
-        "| x | y | z |",
-        "| --- | ---: | ---: |",
-        "| a | 10 | - |",
-        r"| long | 2 | 1\|2 |",
-    ]
-
-
-def test_latex_is_escaped() -> None:
+def test_markdown_and_latex_are_escaped() -> None:
+    lines = markdown_table(("x", "y"), [("long", "1|2")], NAMES_LEFT).splitlines()
+    assert lines == ["| x | y |", "| --- | ---: |", r"| long | 1\|2 |"]
     assert in_latex("50 %  & more") == r"50 \% \& more"
     assert in_latex("[ours] p") == "{}[ours] p"  # otherwise a length behind the row above
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from attendrop import regularize
 from attendrop.attribution.gradient import head_importance
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
-from attendrop.reports.attention_drops import DropMoment, Learnt, record_drops
+from attendrop.reports.attention_maps import Drops, record_drops
 from attendrop.training.regularization import Regularization
 from attendrop_methods import (
     AdversarialDropout,
@@ -358,8 +358,7 @@ def test_what_a_finished_run_drops_is_shown() -> None:
     model = zoo.build("bert", num_attention_heads=4)
     learnt = {"encoder.0": [1, 2], "encoder.1": []}
     for step in range(3):
-        found = record_drops(
-            model, EDropout(p=0.5), zoo.batch_of("bert"), DropMoment(step=step), learnt=Learnt({"edropout": learnt})
-        )
-        drops = [drop.dropped.flatten(2).any(-1).all(0) for drop in found.values()]
-        assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())
+        drops = Drops(EDropout(p=0.5), step=step, learnt=({"edropout": learnt}, {}))
+        found = record_drops(model, drops, zoo.batch_of("bert"))
+        kept = [drop.dropped.flatten(2).any(-1).all(0) for drop in found.values()]
+        assert [drop.nonzero().flatten().tolist() for drop in kept] == list(learnt.values())

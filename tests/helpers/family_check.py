@@ -13,8 +13,7 @@ from torch import Tensor
 from attendrop import ADDrop, AttendropError, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
-from helpers.families import any_model, takes
-from helpers.family_batches import INPUTS, Batch, text_alone
+from helpers.families import INPUTS, Batch, any_model, takes, text_alone
 from helpers.plans import passed
 
 METHODS: tuple[Method, ...] = (ADDrop(p=0.5, q=0.5, layers="all"), Vanilla(p=0.5))

@@ -12,6 +12,8 @@ from attendrop.support.files import write_json, write_text
 from helpers import tiny
 
 EPOCHS = 3
+# Scores of four seeds: of a reference, and of methods that are significantly ahead and behind.
+PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
 
 
 def history(score: float, *, held_out: bool = True) -> list[dict[str, Any]]:
@@ -104,7 +106,7 @@ def write_comparison(
     Args:
         folder: Where the model and the data are made, too.
         scores: By method.
-        hostile: A text of the first row of ``dev.csv``; a report shows the row if it has 11 tokens.
+        hostile: A text of the first row of ``dev.csv``; a report shows the row if it has 53 characters.
         test_fraction: Fraction of the training rows on which the runs are scored, in place of the file ``dev.csv``.
         options: Options of the kept model's run.
 

@@ -19,10 +19,9 @@ import torch
 import transformers as hf
 from helpers import zoo
 from helpers.device import DEVICE, ON_CPU
-from helpers.families import build
+from helpers.families import build, tiny_config
 from helpers.plans import passed
 from helpers.tiny import save_tiny_bert
-from helpers.tiny_configs import tiny_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

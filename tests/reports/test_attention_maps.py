@@ -1,4 +1,4 @@
-"""Maps of texts are those of the stock model, and survive the compact form."""
+"""Maps of texts are those of the stock model; what a method drops is recorded from the passes that it runs itself."""
 
 from __future__ import annotations
 
@@ -9,26 +9,38 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers import tiny
+from helpers import tiny, zoo
+from helpers.table import TABLE, given
+from torch import Tensor
 
-from attendrop import ADDrop, Vanilla
+import attendrop
+import attendrop_methods
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
-from attendrop.reports.attention_drops import DropMoment
-from attendrop.reports.attention_maps import DropSettings, TextMaps, text_maps, token_texts
+from attendrop.randomness.candidates import candidate_region
+from attendrop.reports.attention_maps import (
+    Drops,
+    LayerDrops,
+    TextMaps,
+    acting_in_attention,
+    active_epochs,
+    record_drops,
+    text_maps,
+    token_texts,
+)
 from attendrop.tasks.types.classification import Classification, Regression
 
 TEXT = "the cat sees not the red bird"
+MOMENT = {"seed": 3, "step": 2, "total_steps": 4, "epoch": 1}
+ACTING = [name for name, method in TABLE.items() if acting_in_attention(method) and name != "compose"]
 
 
 @pytest.fixture(scope="module", params=["bert", "gpt2"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of two classes, with random weights so large that attention is far from uniform."""
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "gpt2":
-        tiny.save_tiny_gpt2(folder)
-    else:
-        tiny.save_tiny_bert(folder)
-    load = hf.AutoModelForSequenceClassification.from_pretrained
+    (tiny.save_tiny_gpt2 if request.param == "gpt2" else tiny.save_tiny_bert)(folder)
     torch.manual_seed(0)
     model = load(folder, num_labels=2)
     with torch.no_grad():
@@ -43,33 +55,24 @@ def load(folder: Path, **options: Any) -> Any:
     return hf.AutoModelForSequenceClassification.from_pretrained(folder, **options)
 
 
-def maps_of(folder: Path, model: Any = None, **settings: Any) -> TextMaps:
+def maps_of(folder: Path, **settings: Any) -> TextMaps:
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    model = load(folder) if model is None else model
-    return text_maps(model, tokenizer, Classification(("no", "yes")), dict(tokenizer(TEXT)), **settings)
-
-
-def stock(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
-    """Weights, gradients of the predicted logit with respect to them, and the prediction, by transformers alone."""
-    model = load(folder, attn_implementation="eager")
-    inputs = hf.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
-    found = model(**inputs, output_attentions=True)
-    best = int(found.logits.argmax())
-    gradients = torch.autograd.grad(found.logits[0, best], found.attentions)
-    return [each[0].detach() for each in found.attentions], [each[0] for each in gradients], best
+    return text_maps(load(folder), tokenizer, Classification(("no", "yes")), dict(tokenizer(TEXT)), **settings)
 
 
 def test_weights_and_attributions_are_those_of_the_stock_model(folder: Path) -> None:
-    maps, (weights, gradients, best) = maps_of(folder), stock(folder)
+    maps, model = maps_of(folder), load(folder, attn_implementation="eager")
+    stock = model(**hf.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt"), output_attentions=True)
+    best = int(stock.logits.argmax())
+    gradients = torch.autograd.grad(stock.logits[0, best], stock.attentions)
     assert maps.prediction["label"] == ("no", "yes")[best]
-    assert len(maps.layers) == len(weights) == 2
-    for layer, weight, gradient in zip(maps.layers.values(), weights, gradients, strict=True):
-        np.testing.assert_allclose(layer.attention, weight.numpy(), atol=1e-5)
-        np.testing.assert_allclose(layer.attribution, gradient.numpy(), atol=1e-5)
+    assert len(maps.layers) == len(stock.attentions) == 2
+    for layer, weight, gradient in zip(maps.layers.values(), stock.attentions, gradients, strict=True):
+        np.testing.assert_allclose(layer.attention, weight[0].detach().numpy(), atol=1e-5)
+        np.testing.assert_allclose(layer.attribution, gradient[0].numpy(), atol=1e-5)
         assert layer.dropped is None
-        causal = "gpt2" in load(folder).config.model_type
-        expected = np.tri(len(maps.tokens), dtype=bool) if causal else np.ones((len(maps.tokens),) * 2, dtype=bool)
-        assert np.array_equal(layer.possible, expected)
+        every = np.ones((len(maps.tokens),) * 2, dtype=bool)
+        assert np.array_equal(layer.possible, np.tril(every) if model.config.model_type == "gpt2" else every)
     ((key, layer),) = maps_of(folder, attribution="integrated_gradient", layers="1").layers.items()
     assert key == list(maps.layers)[1]
     assert not np.allclose(layer.attribution, maps.layers[key].attribution)
@@ -78,34 +81,20 @@ def test_weights_and_attributions_are_those_of_the_stock_model(folder: Path) -> 
 
 
 def test_ad_drop_drops_the_highest_attributions_of_each_row(folder: Path) -> None:
-    drops = DropSettings(ADDrop(p=0.3, q=1.0, layers="all"), DropMoment())
-    model = load(folder)
-    model.train()
-    maps = maps_of(folder, model, drops=drops)
-    assert model.training
-    shares = []
+    maps = maps_of(folder, drops=Drops(attendrop.ADDrop(p=0.3, q=1.0, layers="all")))
     for layer in maps.layers.values():
-        assert not (layer.dropped & ~layer.possible).any()
-        for head in range(len(layer.attribution)):
-            for attribution, dropped, possible in zip(
-                layer.attribution[head], layer.dropped[head], layer.possible, strict=True
-            ):
-                kept = possible & ~dropped
-                if dropped.any() and kept.any():
-                    assert attribution[dropped].min() > attribution[kept].max()
-        shares.append(layer.dropped.mean())
-    assert max(shares) > 0.1
-    only_first = DropSettings(Vanilla(p=0.5, layers="first"), DropMoment())
-    first, second = maps_of(folder, drops=only_first).layers.values()
+        assert layer.dropped.any() and not (layer.dropped & ~layer.possible).any()
+        highest = np.where(layer.possible & ~layer.dropped, layer.attribution, -np.inf).max(-1)
+        assert (np.where(layer.dropped, layer.attribution, np.inf).min(-1) > highest).all()
+    first, second = maps_of(folder, drops=Drops(attendrop.Vanilla(p=0.5, layers="first"))).layers.values()
     assert (first.dropped.any(), second.dropped.any()) == (True, False)
 
 
-def test_a_label_that_is_given_is_kept_and_without_one_regression_is_attributed_to_the_prediction(folder: Path) -> None:
+def test_without_a_label_regression_is_attributed_to_the_prediction(folder: Path) -> None:
     model = load(folder, num_labels=1, problem_type="regression", ignore_mismatched_sizes=True)
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    row = dict(tokenizer(TEXT))
+    row, inputs = dict(tokenizer(TEXT)), tokenizer(TEXT, return_tensors="pt")
     (own, below) = (text_maps(model, tokenizer, Regression(), {**row, **more}) for more in ({}, {"labels": -1e3}))
-    inputs = tokenizer(TEXT, return_tensors="pt")
     stock = load(folder, num_labels=1, ignore_mismatched_sizes=True, attn_implementation="eager")
     stock.load_state_dict(model.state_dict())
     found = stock(**inputs, output_attentions=True)
@@ -114,21 +103,135 @@ def test_a_label_that_is_given_is_kept_and_without_one_regression_is_attributed_
     for layer, gradient in zip(own.layers.values(), gradients, strict=True):
         np.testing.assert_allclose(layer.attribution, 2 * gradient[0].numpy(), atol=1e-4)
     first, second = (next(iter(each.layers.values())).attribution for each in (own, below))
-    assert np.corrcoef(first.ravel(), second.ravel())[0, 1] < -0.99
+    assert np.corrcoef(first.ravel(), second.ravel())[0, 1] < -0.99  # a label that is given is kept
 
 
-# --- Tokens as text
-
-
-def test_pieces_of_wordpiece_keep_their_mark(tmp_path: Path) -> None:
+def test_tokens_are_shown_as_texts(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "un", "##seen", ","]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    tokenizer = hf.BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
-    expected = ["[CLS]", "un", "##seen", "cat", ",", "[UNK]", "[SEP]"]
-    assert token_texts(tokenizer, tokenizer("unseen cat, zebra")["input_ids"]) == expected
+    pieces = hf.BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+    bytes_ = hf.AutoTokenizer.from_pretrained(tiny.save_tiny_gpt2(tmp_path))
+    for tokenizer, text, expected in (
+        (pieces, "unseen cat, zebra", ["[CLS]", "un", "##seen", "cat", ",", "[UNK]", "[SEP]"]),
+        (bytes_, "the cat (x) é<end>", ["the", "cat", "Ġ", "(", "x", ")", "Ġ", "Ã", "©", "<end>"]),
+    ):
+        assert token_texts(tokenizer, tokenizer(text)["input_ids"]) == expected
 
 
-def test_tokens_of_bytes_have_no_marks_of_words_but_parts_of_characters_are_told_apart(tmp_path: Path) -> None:
-    tokenizer = hf.AutoTokenizer.from_pretrained(tiny.save_tiny_gpt2(tmp_path))
-    expected = ["the", "cat", "Ġ", "(", "x", ")", "Ġ", "Ã", "©", "<end>"]
-    assert token_texts(tokenizer, tokenizer("the cat (x) é<end>")["input_ids"]) == expected
+# What a method drops -------------------------------------------------------------------------------------------------
+
+
+def record(method: attendrop.Method, name: str = "bert", model: Any = None, **moment: Any) -> dict[str, LayerDrops]:
+    return record_drops(model or zoo.build(name), Drops(method, **MOMENT | moment), zoo.batch_of(name))
+
+
+def fraction(found: LayerDrops) -> Tensor:
+    return found.dropped.sum() / found.possible.expand(found.dropped.shape).sum()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2-class"])
+def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    found = record(attendrop.ADDrop(p=0.4, q=1.0, layers="all"), name, model)
+    with ModelAdapter(model) as adapter:
+        layers = adapter.trace(batch)
+        attributions = gradient_attribution(adapter, batch, layers, "pseudo_label")
+    length = batch["input_ids"].shape[1]
+    valid = batch["attention_mask"].bool()[:, None, None, :].expand(-1, 1, length, -1)
+    if name == "gpt2-class":
+        valid = valid & torch.ones(length, length, dtype=torch.bool).tril()
+    rows = batch["attention_mask"].bool()[:, None, :, None]
+    assert [*found] == [layer.key for layer in layers]
+    for key, drops in found.items():
+        assert torch.equal(drops.possible, valid & rows)
+        assert torch.equal(drops.dropped, candidate_region(attributions[key], valid, 0.4).mask & rows)
+    random, key = attendrop.ADDrop(layers="all"), layers[0].key
+    one, same, other = (record(random, name, model, step=step)[key].dropped for step in (2, 2, 3))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "vanilla weights"])
+def test_the_fraction_is_the_one_that_is_logged(method: str) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    found = record(TABLE[method])
+    with attendrop.regularize(model, TABLE[method], seed=3, total_steps=4) as reg:
+        reg.begin_step(2)
+        reg.loss(batch)
+        logged = reg.logs()
+    for key, drops in found.items():
+        torch.testing.assert_close(fraction(drops).item(), logged[f"{TABLE[method].source}/dropped/{key}"])
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", ACTING)
+def test_nothing_of_the_model_changes(name: str) -> None:
+    model = zoo.build("bert", dropout=0.1)
+    model.bert.encoder.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    record(TABLE[name], model=model)
+    zoo.assert_same(before, model.state_dict())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or "forward" in module.__dict__ for module in model.modules())
+    with attendrop.regularize(model.train(), attendrop.FineTune()):  # and it can be regularised again
+        pass
+
+
+def test_dropped_heads_and_layers_count_with_all_their_positions() -> None:
+    found = record(attendrop.DropHead(p_start=0.5, schedule="constant"))
+    for drops in found.values():
+        whole = (drops.dropped == drops.possible).flatten(2).all(-1)
+        assert (whole | ~drops.dropped.flatten(2).any(-1)).all()
+    assert any(drops.dropped.any() for drops in found.values())
+    for method in (attendrop.AttentionLayerDrop(p=0.5), attendrop.LayerDrop(p=0.5)):
+        shares = set()
+        for step in range(6):
+            found = record(method, seed=0, step=step, epoch=0)
+            assert [*found] == ["encoder.0", "encoder.1"]
+            shares |= {fraction(drops).item() for drops in found.values()}
+        assert shares == {0.0, 1.0}
+
+
+def test_the_models_own_dropout_is_off_as_in_evaluation() -> None:
+    model = zoo.build("bert", dropout=0.5)
+    found = record(attendrop.Vanilla(p=0.2, where="weights"), model=model)
+    assert 0.05 < fraction(found["encoder.0"]).item() < 0.4
+    high = attendrop.ADDrop(q=1.0, layers="all")
+    trained, evaluated = (record(high, model=each)["encoder.0"].dropped for each in (model.train(), model.eval()))
+    assert torch.equal(trained, evaluated)
+    assert not model.training
+
+
+def test_which_methods_act_in_attention_and_when() -> None:
+    assert acting_in_attention(attendrop.FineTune()) is None
+    assert acting_in_attention(attendrop.Compose(attendrop.Mixout(), attendrop.RDrop())) is None
+    drop = attendrop.ADDrop(cross_tuning=True)
+    assert acting_in_attention(attendrop.Compose(drop, attendrop.RDrop())) == drop
+    both = attendrop.Compose(drop, attendrop.Vanilla())
+    assert acting_in_attention(both) is both
+    assert (active_epochs(drop, 4), active_epochs(both, 3), active_epochs(drop, 1)) == ([1, 3], [1], [])
+
+
+def test_a_method_drops_by_what_a_run_learnt() -> None:
+    method = attendrop.AttendOut(dropout_step=1)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with attendrop.regularize(model, method, **given(model, batch)) as reg:
+        reg.loss(batch)
+        saved = {key: value.clone() for key, value in reg.method_state.tensors()["generator"].items()}
+    for name in ("query", "key"):  # such that the scores of all positions are equal and high
+        saved[f"{name}.weight"].zero_()
+        saved[f"{name}.bias"].fill_(10.0)
+    new, trained = (record(method, learnt=each) for each in (None, ({}, {"generator": saved})))
+    assert all(0.3 < fraction(drops) < 0.7 for drops in new.values())
+    assert all(fraction(drops) == 1 for drops in trained.values())
+    with pytest.raises(AttendropError, match=r"kept no generator\.safetensors"):
+        record(method, learnt=({}, {}))
+    rates = {"concrete_dropout": {"encoder.0": 0.01, "encoder.1": 0.95}}
+    found = record(attendrop_methods.ConcreteDropout(p=0.5), learnt=(rates, {}))
+    assert fraction(found["encoder.0"]) < 0.1 < 0.8 < fraction(found["encoder.1"])
+
+
+def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:
+    assert any(drops.dropped.any() for drops in record(TABLE["ad-drop recorded"]).values())

@@ -1,22 +1,26 @@
-"""`attendrop report`: its files, its page, and what it refuses."""
+"""`attendrop report`: its files, its page, and what it refuses; pages are one file, in which all values are escaped."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 from helpers.command_line import Captured, assert_refused
-from helpers.finished_runs import history, write_run, write_runs
+from helpers.finished_runs import AHEAD, PLAIN, history, write_run, write_runs
+from markupsafe import Markup
 
 from attendrop import cli
 from attendrop.reports.figures import Figure
+from attendrop.reports.page import Section, render_page, script_json
 from attendrop.reports.report import write_report
 
-PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`${1}\u2028|$\\frac{"
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&`${1}\u2028\u2029|$\\frac{"
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +42,10 @@ def text(page: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", page)).split())
 
 
+def page_of(folder: Path) -> str:
+    return text((folder / "report" / "report.html").read_text(encoding="utf-8"))
+
+
 def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> None:
     assert cli.main(["report", str(study)]) == 0
     out = capsys.readouterr().out
@@ -55,10 +63,8 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert found["page"] == str(study / "report" / "report.html")
     assert sorted([*found["files"], "report.json"]) == sorted(names)
     assert found["answers"]["cola"][0].startswith(decision)
-    html = (study / "report" / "report.html").read_text()
-    page = text(html)
+    html, page = (study / "report" / "report.html").read_text(), page_of(study)
     assert decision in page
-    assert "Compared: 2 fine-tuning methods (finetune, r-drop), with 4 seeds each, by their accuracy on cola" in page
     assert "0.615 accuracy of r-drop ± 0.013 over 4 seeds +0.100 r-drop minus finetune 95 % interval on new" in page
     assert "1.8x time of training of r-drop relative to plain fine-tuning" in page
     assert "r-drop 4 0.615 ± 0.013 +0.100" in page
@@ -67,29 +73,25 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert 'data-chart="figure-1"' in html and '<th scope="col">method</th>' in html
 
 
-def test_the_page_says_what_the_recommended_model_gets_wrong(tmp_path: Path) -> None:
+def test_the_page_says_what_the_recommended_model_gets_wrong(study: Path) -> None:
     error = {"row": 3, "text": HOSTILE, "class": "no", "predicted": "yes", "probability": 0.97}
     scores = {"rows": 4, "predicted": 5, "precision": 0.6, "recall": 0.75, "f1": 2 / 3}
+    named = [("good", 0.9), (HOSTILE, 2 / 3), ("poor", 0.1)]
+    classes = [{"class": name, **scores, "f1": f1} for name, f1 in named]
+    bins = [{"rows": 5, "probability": 0.95, "accuracy": 0.8}]
     report = {
-        "classes": [
-            *({"class": name, **scores, "f1": f1} for name, f1 in (("good", 0.9), (HOSTILE, 2 / 3), ("poor", 0.1))),
-            {"class": "none of it", **scores, "rows": 0},
-        ],
+        "classes": [*classes, {"class": "none of it", **scores, "rows": 0}],
         "confusions": [{"class": "no", "predicted": "yes", "rows": 7}],
-        "calibration": {
-            "error": 0.123,
-            "temperature": 2.0,
-            "bins": [{"rows": 5, "probability": 0.95, "accuracy": 0.8}],
-        },
+        "calibration": {"error": 0.123, "temperature": 2.0, "bins": bins},
         "errors": [error | {"nearest": {"text": HOSTILE, "class": "yes", "likeness": 1.0}}],
     }
-    folder = tmp_path / "study"
-    write_runs(folder, "finetune", PLAIN)
-    write_runs(folder, "r-drop", AHEAD, report=report)
-    write_report(str(folder))
-    html = (folder / "report" / "report.html").read_text()
-    assert HOSTILE not in html
-    page = text(html)
+    for run in (study / "runs").iterdir():
+        metrics = json.loads((run / "metrics.json").read_text())
+        if metrics["method"] == "r-drop":
+            (run / "metrics.json").write_text(json.dumps(metrics | {"report": report}))
+    write_report(str(study))
+    assert HOSTILE not in (study / "report" / "report.html").read_text()
+    page = page_of(study)
     assert "What goes wrong r-drop, seed 0 Most frequent confusions is predicted rows no yes 7" in page
     assert "Probabilities are off by 0.123 on average" in page
     assert "Of 5 predictions with a probability above 0.9, 4 are right." in page
@@ -101,40 +103,26 @@ def test_the_page_says_what_the_recommended_model_gets_wrong(tmp_path: Path) -> 
 def test_scores_on_the_reported_rows_are_not_called_held_out(tmp_path: Path) -> None:
     write_run(tmp_path, "finetune", 0.5, selection_score=0.5, protocol="paper")
     write_run(tmp_path, "r-drop", 0.4, selection_score=0.7)
-    write_run(tmp_path, "majority", 0.3, selection_score=0.3, protocol="paper")
     assert cli.main(["report", str(tmp_path), "--reference", "r-drop", "--quiet"]) == 0
-    page = text((tmp_path / "report" / "report.html").read_text())
-    assert "run seed score held-out score steps seconds folder r-drop 0 0.400 0.700 12 35" in page
-    assert "finetune 0 0.500 - 12 20" in page
-    assert "majority 0 0.300 - - 0.5" in page
+    page = page_of(tmp_path)
+    assert "run seed score held-out score folder r-drop 0 0.400 0.700" in page
+    assert "finetune 0 0.500 -" in page
     assert "difference from r-drop, seed by seed" in page
-
-
-def test_settings_have_files_of_their_own_and_three_seeds_are_too_few_to_count_them(tmp_path: Path) -> None:
-    for count in (16, 32):
-        write_runs(tmp_path, "finetune", PLAIN[:3], config={"max_train_samples": count})
-        write_runs(tmp_path, "r-drop", AHEAD[:3], config={"max_train_samples": count})
-    write_run(tmp_path, "mixout", None, config={"max_train_samples": 16})
-    curves = {f"learning_curves-cola_max_train_samples_{count}.svg" for count in (16, 32)}
-    assert {*curves, "data_size-cola.svg"} <= set(write_report(tmp_path).files)
-    page = text((tmp_path / "report" / "report.html").read_text())
-    assert "too few seeds" in page.partition("Over all settings")[2].partition("Methods")[0]
-    assert "Without a result: mixout with seed 0 (no score)." in page
 
 
 def test_files_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
     steps = [{"step": step, "drop_probability": {"encoder.0": 0.1}} for step in (1, 2)]
-    for options in ({}, {"n": -1}, {"n": 1}, {"name": "很"}, {"name": "x" * 300}):
-        write_run(tmp_path, "adhoc", 0.5, options=options, dropout_steps=steps)
+    for count in (16, 32):
+        write_runs(tmp_path, "finetune", PLAIN[:2], config={"max_train_samples": count})
+    for options in ({"n": -1}, {"n": 1}, {"name": "很"}, {"name": "x" * 300}):
+        config = {"max_train_samples": 16}
+        write_run(tmp_path, "adhoc", 0.5, options=options, dropout_steps=steps, config=config)
     stems = [Path(name).stem for name in write_report(tmp_path).files if name.endswith(".png")]
-    found = [name.removeprefix("drop_probability-") for name in stems if name.startswith("drop_probability")]
-    assert found[0] == "adhoc"
-    assert sorted(re.sub("[0-9a-f]{8}", "DIGEST", name) for name in found[1:]) == [
-        "adhoc_n_1",
-        "adhoc_n_1-DIGEST",
-        "adhoc_name_DIGEST",
-        f"adhoc_name_{'x' * 49}_DIGEST",
-    ]
+    assert {"learning_curves-cola_max_train_samples_16", "data_size-cola"} <= set(stems)
+    of = "cola_max_train_samples_16"
+    assert [name.removeprefix("drop_probability-adhoc_") for name in stems if name.startswith("drop_prob")] == [
+        f"n_1-{of}", f"n_1-{of}-2", f"name-{of}", f"name_{'x' * 49}-{of}"
+    ]  # fmt: skip
 
 
 def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -170,12 +158,17 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
 
 def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out"
-    missing = ["report", str(tmp_path / "nothing"), "--output-dir", str(out)]
-    assert_refused(missing, out, "There is no folder", capsys)
     (tmp_path / "empty").mkdir()
-    assert_refused(["report", str(tmp_path / "empty"), "--output-dir", str(out)], out, "no finished run", capsys)
-    (tmp_path / "file").write_text("")
-    assert cli.main(["report", str(study), "--output-dir", str(tmp_path / "file")]) == 2
+    for arguments, message in (
+        ([str(tmp_path / "nothing")], "There is no folder"),
+        ([str(tmp_path / "empty")], "no finished run"),
+        ([str(study), "--text-pair", "the cat"], "give --text for each --text-pair"),
+        ([str(study), "--text", "the cat", "--no-viewer"], "--no-viewer shows no texts"),
+        ([str(study), "--text", "the cat"], "No model was kept whose attention could be shown; train one with"),
+    ):
+        assert_refused(["report", *arguments, "--quiet", "--output-dir", str(out)], out, message, capsys)
+    out.write_text("")
+    assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
     assert "is a file; name a folder." in capsys.readouterr().err
 
 
@@ -199,11 +192,8 @@ def test_markup_in_data_is_shown_and_not_obeyed(tmp_path: Path) -> None:
 
 
 def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, capsys: Captured) -> None:
-    for seed in (0, 1):
-        write_run(
-            tmp_path, "finetune", None, seed=seed, selection_score=0.7, all_scores={"selection": {"accuracy": 0.7}}
-        )
-        write_run(tmp_path, "r-drop", None, seed=seed, selection_score=0.8, all_scores={"selection": {"accuracy": 0.8}})
+    for method, score in (("finetune", 0.7), ("r-drop", 0.8)):
+        write_runs(tmp_path, method, (None,), selection_score=score, all_scores={"selection": {"accuracy": score}})
     assert cli.main(["report", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("No recommendation: no run has a score on evaluation rows.\n")
@@ -212,42 +202,38 @@ def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, c
     files = {path.name for path in (tmp_path / "report").iterdir()}
     assert {"convergence.png", "learning_curves.png"} <= files
     assert not files & {"table.md", "table.tex", "table.csv", "cost_gain.png"}
-    page = (tmp_path / "report" / "report.html").read_text()
-    assert "of minilm on cola; 4 runs" in page
-    assert 'id="methods"' not in page
-    assert "r-drop 1 - 0.800 12 35" in text(page)
+    assert 'id="methods"' not in (tmp_path / "report" / "report.html").read_text()
+    assert "r-drop 0 - 0.800" in page_of(tmp_path)
 
 
-@pytest.mark.parametrize("below", ["", "mine"], ids=["its folder", "a folder above"])
-@pytest.mark.parametrize(
-    ("scores", "told"),
-    [
-        ({"dev": {"accuracy": 0.5}}, "accuracy 0.5000 on dev (0.2500 for a constant answer)."),
-        (
-            {"dev": {"accuracy": 0.5}, "ood": {"accuracy": 0.25}},
-            "accuracy 0.5000 on dev (0.2500 for a constant answer); accuracy 0.2500 on ood.",
-        ),
-        ({}, "no score, since no rows were held out for one."),
-    ],
-)  # fmt: skip
-def test_the_report_of_a_run_is_about_this_run(
-    tmp_path: Path, capsys: Captured, scores: dict[str, dict[str, float]], told: str, below: str
-) -> None:
-    baseline = {"dev": {"answer": "yes", "scores": {"accuracy": 0.25}}}
-    score = scores["dev"]["accuracy"] if scores else None
-    run = write_run(tmp_path / below, "r-drop", score, seed=3, all_scores=scores, baseline=baseline if scores else {})
-    assert cli.main(["report", str(tmp_path if below else run), "--no-viewer"]) == 0
-    out, told = capsys.readouterr().out, f"A run of r-drop with seed 3: {told}"
-    assert out.startswith(f"{told}\n")
-    page = text(next(tmp_path.rglob("report.html")).read_text())
-    for wrong in (
-        "ecommend",
-        "Not made",
-        "could not be made",
-        "Compared",
-        "Computed from",
-        "which has no score",
-        "1 runs",
-    ):
-        assert wrong not in out and wrong not in page
-    assert told in page
+def test_the_report_of_a_run_is_about_this_run(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path, "r-drop", 0.5, seed=3)
+    assert cli.main(["report", str(run), "--no-viewer"]) == 0
+    assert "Computed from the 1 finished run in the folder" in capsys.readouterr().out
+    assert "r-drop 3 0.500" in text((run / "report" / "report.html").read_text())
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_escaped_wherever_they_stand_and_nothing_else_may_run_or_load() -> None:
+    section = Section("first", HOSTILE, Markup("<p>{}</p>").format(HOSTILE))
+    sections = [section, Section("second", "Second", Markup(""), {"d": {"title": HOSTILE}})]
+    page = render_page(HOSTILE, sections, summary=HOSTILE)
+    data, library, draw = re.findall(r"(?s)<script([^>]*)>(.*?)</script>", page)
+    assert data[0] == ' type="application/json" id="d"' and json.loads(data[1]) == {"title": HOSTILE}
+    assert library[0] == draw[0] == "" and "vegaEmbed(place, spec, {ast: true" in draw[1]
+    expected = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in (library, draw)]
+    assert re.findall(r"'sha256-([^']*)'", page) == expected  # no other script may run
+    without = render_page("Page", [section])
+    assert "script-src 'none'" in without and "<script" not in without
+    for shown in (page.replace(library[1], ""), without):
+        assert "<img" not in shown and "content=\"default-src 'none';" in shown
+        places = re.findall(r'\b(?:src|href|action|data)="([^"]*)"', shown)
+        assert places and all(place.startswith(("#", "data:")) for place in places)
+
+
+def test_json_holds_no_markup_and_gives_the_values_back() -> None:
+    text = script_json({HOSTILE: [1.5, None, True, HOSTILE], "a": (math.nan, [math.inf, 1.0])})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {HOSTILE: [1.5, None, True, HOSTILE], "a": [None, [None, 1.0]]}

@@ -6,21 +6,15 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.finished_runs import write_run, write_runs
+from helpers import tiny
+from helpers.finished_runs import AHEAD, PLAIN, write_run, write_runs
 
 from attendrop.errors import AttendropError
 from attendrop.reports.results import read_results
 from attendrop.studies.answer import answer
 from attendrop.support.files import write_json, write_text
-
-PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
-
-
-def read(path: Path) -> dict[str, Any]:
-    return json.loads((path / "metrics.json").read_text())
 
 
 def test_without_a_list_runs_that_differ_in_method_and_seed_are_compared(tmp_path: Path) -> None:
@@ -30,46 +24,43 @@ def test_without_a_list_runs_that_differ_in_method_and_seed_are_compared(tmp_pat
     write_run(tmp_path / "best", "finetune", 0.9, seed=9)  # the model beside the runs, and a file of another program
     (tmp_path / "runs" / "other").mkdir()
     write_text(tmp_path / "runs" / "other" / "metrics.json", "{}")
-    (setting,) = read_results(tmp_path).settings
+    write_json(tmp_path / "failed.json", {"one": {"error": "No space left.", "details": ""}})
+    results = read_results(tmp_path)
+    (setting,) = results.settings
     assert setting.name == "cola"
     assert setting.answer.use == "r-drop alpha=0.5"
-    assert {label: [run.seed for run in runs] for label, runs in setting.by_label.items()} == {
+    assert {label: [run.metrics["seed"] for run in runs] for label, runs in setting.by_label.items()} == {
         label: [0, 1, 2, 3] for label in ("finetune", "r-drop alpha=0.5", "majority")
     }
-
-
-def test_without_a_list_failed_runs_are_told(tmp_path: Path) -> None:
-    write_run(tmp_path, "finetune", 0.5)
-    write_json(tmp_path / "failed.json", {"one": {"error": "No space left.", "details": ""}})
-    computed = "Computed from the 1 finished run in the folder, which has no list of those that belong together."
-    assert read_results(tmp_path).notes == (computed, "Without a result: one (No space left.).")
+    computed = "Computed from the 12 finished runs in the folder, which has no list of what belongs together."
+    assert results.notes == (computed, "Without a result: one (No space left.).")
 
 
 def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
     for count in (16, 32):
         write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})
         write_runs(tmp_path, "r-drop", AHEAD, config={"max_train_samples": count})
-    own = {"task": None, "train_file": "/data/words.csv", "eval_file": "/data/others.csv"}
-    write_runs(tmp_path, "finetune", PLAIN, config=own)
+    for place in ("a", "b"):  # data of the same name
+        files = {"task": None, "train_file": f"/{place}/train.csv", "eval_file": f"/{place}/test.csv"}
+        write_runs(tmp_path, "finetune", PLAIN, config=files)
     results = read_results(tmp_path)
     assert [each.name for each in results.settings] == [
         "cola, max_train_samples=16",
         "cola, max_train_samples=32",
-        "others.csv, trained on words.csv",
+        "test.csv, trained on train.csv (3: /a/train.csv)",
+        "test.csv, trained on train.csv (4: /b/train.csv)",
     ]
-    assert [row.label for row in results.overall] == ["r-drop"]
+    assert [row.label for row in results.overall] == ["r-drop"] and len(results.overall[0].p_values) == 2
 
 
 def write_list(folder: Path, settings: Mapping[str, Sequence[Path]], **labels: str) -> None:
     """List runs as compared, by setting, with the ``labels`` of their methods; the reference is that of plain ones."""
-    runs = {
-        name: {
-            path.name: {"label": labels.get(found["method"].replace("-", "_"), found["method"]), "seed": found["seed"]}
-            for path in paths
-            for found in [read(path)]
-        }
-        for name, paths in settings.items()
-    }
+    runs: dict[str, dict[str, object]] = {name: {} for name in settings}
+    for name, paths in settings.items():
+        for path in paths:
+            found = tiny.read_metrics(path)
+            label = labels.get(found["method"].replace("-", "_"), found["method"])
+            runs[name][path.name] = {"label": label, "seed": found["seed"]}
     write_json(folder / "compared.json", {"reference": labels.get("finetune", "finetune"), "settings": runs})
 
 
@@ -77,41 +68,28 @@ def test_an_answer_is_computed_from_its_runs_whatever_was_written(tmp_path: Path
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_run(tmp_path, "r-drop", 0.1, seed=1000, config={"refit": False})
     write_list(tmp_path, {"": own})
-    found = answer([read(path) for path in own])
+    found = answer([tiny.read_metrics(path) for path in own])
     edited = found.as_dict() | {"sentences": ["Own words."], "use": "finetune", "methods": []}
-    for content in (edited, {"answer": 42}, [], None):
-        (tmp_path / "answer.json").write_text(json.dumps(content))
-        results = read_results(tmp_path)
-        (setting,) = results.settings
-        assert (setting.name, setting.answer, len(setting.runs)) == ("cola", found, 8)
-        assert results.notes == ("1 other finished runs, such as those of a search, are not part of the answer.",)
+    (tmp_path / "answer.json").write_text(json.dumps(edited))
+    results = read_results(tmp_path)
+    (setting,) = results.settings
+    assert (setting.name, setting.answer, len(setting.runs)) == ("cola", found, 8)
 
 
-def test_runs_that_are_missing_and_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
+def test_runs_that_are_missing_or_not_listed_are_told(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_list(tmp_path, {"mine": own, "gone": [write_run(tmp_path, "mixout", 0.5)]})
     write_run(tmp_path, "r-drop", 0.1, seed=4)
-    write_run(tmp_path, "mixout", 0.1)  # of another study in the same folder
     shutil.rmtree(own[0])
     shutil.rmtree(tmp_path / "runs" / "8-seed0")
     results = read_results(tmp_path)
     assert [(each.name, [row.n for row in each.answer.rows]) for each in results.settings] == [("mine", [3, 4])]
-    assert results.notes == (
-        "2 of 9 runs of the answer are missing or damaged, and left out.",
-        "The answer does not include 1 other finished runs of its methods and settings: unless they are older ones, of "
-        "other data or seeds, run the study or the comparison again.",
-        "1 other finished runs, such as those of a search, are not part of the answer.",
-    )
+    missing, more = results.notes
+    assert missing == "2 of 9 runs of the answer are missing or damaged, and left out."
+    assert more.startswith("1 other finished runs are not part of the answer: ")
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(AttendropError, match="holds no finished run"):
         read_results(tmp_path)
-
-
-def test_runs_have_the_labels_of_their_study(tmp_path: Path) -> None:
-    own = [*write_runs(tmp_path, "finetune", PLAIN), *write_runs(tmp_path, "r-drop", AHEAD)]
-    write_list(tmp_path, {"mine": own}, r_drop="R-Drop")
-    (setting,) = read_results(tmp_path).settings
-    assert {label: len(runs) for label, runs in setting.by_label.items()} == {"finetune": 4, "R-Drop": 4}
 
 
 def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
@@ -120,7 +98,7 @@ def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
     failed = tmp_path / "runs" / "8-seed0"
     (failed / "metrics.json").unlink()
     write_json(tmp_path / "failed.json", {failed.name: {"error": "No space left.", "details": ""}})
-    for reference in (None, "finetune", "r-drop"):
+    for reference in (None, "r-drop"):
         results = read_results(tmp_path, reference)
         assert results.settings[0].answer.rows[0].label == (reference or "finetune")
         assert results.settings[0].answer.notes[0] == "Without a result: mixout with seed 0 (No space left.)."
@@ -141,22 +119,9 @@ def test_only_the_listed_runs_are_compared_by_their_labels(tmp_path: Path) -> No
         assert [row.n for row in setting.answer.rows] == [4, 4]
 
 
-@pytest.mark.parametrize("settings", [[], {"": []}, {"": {"0-seed0": 1}}, {"": {"0-seed0": {"label": "finetune"}}}])
+@pytest.mark.parametrize("settings", [[], {"": []}, {"": {"0-seed0": {"label": "finetune"}}}])
 def test_a_list_of_another_program_is_refused(tmp_path: Path, settings: object) -> None:
     write_run(tmp_path, "finetune", 0.5)
     write_json(tmp_path / "compared.json", {"reference": "finetune", "settings": settings})
     with pytest.raises(AttendropError, match=r"compared\.json' was not written by attendrop"):
         read_results(tmp_path)
-
-
-def test_data_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    for place, scores in (("a", PLAIN), ("b", AHEAD)):
-        files = {"task": None, "train_file": f"/{place}/train.csv", "eval_file": f"/{place}/test.csv"}
-        write_runs(tmp_path, "finetune", PLAIN, config=files)
-        write_runs(tmp_path, "r-drop", scores, config=files)
-    results = read_results(tmp_path)
-    assert [each.name for each in results.settings] == [
-        "test.csv, trained on train.csv (1: /a/train.csv)",
-        "test.csv, trained on train.csv (2: /b/train.csv)",
-    ]
-    assert len(results.overall[0].p_values) == 2

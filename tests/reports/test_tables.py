@@ -9,20 +9,20 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from helpers.finished_runs import write_runs
+from helpers.finished_runs import AHEAD, BEHIND, PLAIN, write_runs
 
 from attendrop.reports.results import read_results
 from attendrop.reports.tables import ResultTable, make_result_table
 from attendrop.studies.answer import cells
-from attendrop.support.files import write_json
 
-PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
+FILES = {place: {"config": {"task": None, "train_file": f"/{place}/train.csv"}} for place in "ab"}
+ON_REPORTED = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}
 
 
-def table(folder: Path, *settings: dict[str, tuple[float, ...]], **more: object) -> ResultTable:
+def table(folder: Path, *settings: dict[str, tuple[float, ...]]) -> ResultTable:
     for number, methods in enumerate(settings):
         for method, scores in methods.items():
-            write_runs(folder, method, scores, config={"task": f"task_{number}"}, **more)
+            write_runs(folder, method, scores, config={"task": f"task_{number}"})
     return make_result_table(read_results(folder))
 
 
@@ -52,13 +52,6 @@ def test_three_seeds_are_too_few_for_marks(tmp_path: Path) -> None:
     assert "| mixout | 60.0 (1) |" in found.markdown()  # of fewer seeds
 
 
-def test_scores_chosen_on_the_reported_rows_are_marked(tmp_path: Path) -> None:
-    data = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}
-    found = table(tmp_path, {"finetune": PLAIN}, data=data)
-    assert r"**51.5 ± 1.3**\*" in found.markdown()
-    assert "optimistic" in found.caption
-
-
 def test_errors_are_not_percentages_and_are_not_averaged_with_scores(tmp_path: Path) -> None:
     write_runs(tmp_path, "finetune", (-1.5, -1.25), config={"task": "prices"}, metric="neg_mse")
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "cola"})
@@ -70,59 +63,44 @@ def test_errors_are_not_percentages_and_are_not_averaged_with_scores(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "averages"),
     [
-        ({"config": {"max_train_samples": 16}}, {"config": {"max_train_samples": 32}}),
-        ({"metric": "accuracy"}, {"metric": "f1"}),
-        ({"model": "small"}, {"model": "large", "config": {"task": "rte"}}),
-        ({"metric": "neg_mse"}, {"metric": "neg_mse", "config": {"task": "prices"}}),
+        ({"config": {"max_train_samples": 16}}, {"config": {"max_train_samples": 32}}, 0),
+        ({"model": "small"}, {"model": "large", "config": {"task": "rte"}}, 0),
+        ({"metric": "neg_mse"}, {"metric": "neg_mse", "config": {"task": "prices"}}, 0),
+        (FILES["a"], FILES["b"], 1),
     ],
+    ids=["sizes", "models", "errors", "files of the same name"],
 )
-def test_what_is_no_other_task_of_the_same_model_is_not_averaged(tmp_path: Path, one: Any, other: Any) -> None:
+def test_only_other_tasks_of_the_same_model_are_averaged(tmp_path: Path, one: Any, other: Any, averages: int) -> None:
     for more in (one, other):
         write_runs(tmp_path, "finetune", PLAIN, **more)
-    assert len(make_result_table(read_results(tmp_path)).headers) == 2
+    assert len(make_result_table(read_results(tmp_path)).headers) == 2 + averages
 
 
-def test_files_of_the_same_name_in_other_folders_are_averaged(tmp_path: Path) -> None:
-    settings = {}
-    for place in ("a", "b"):
-        files = {"task": None, "train_file": f"/{place}/train.csv", "label_column": "label"}
-        runs = write_runs(tmp_path, "finetune", PLAIN, config=files)
-        settings[place] = {run.name: {"label": "finetune", "seed": seed} for seed, run in enumerate(runs)}
-    assert make_result_table(read_results(tmp_path)).headers[-1] == "average"
-    write_json(tmp_path / "compared.json", {"reference": "finetune", "settings": settings})
-    assert make_result_table(read_results(tmp_path)).headers == ("a", "b", "average")
-
-
-def test_an_average_with_a_flattered_score_is_marked(tmp_path: Path) -> None:
-    data = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}
-    write_runs(tmp_path, "finetune", PLAIN, config={"task": "rte"}, data=data, metric="f1")
+def test_scores_chosen_on_the_reported_rows_are_marked_and_their_average(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "rte"}, data=ON_REPORTED, metric="f1")
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "cola"})
     found = make_result_table(read_results(tmp_path))
     assert found.headers == ("rte, f1", "cola, accuracy", "average")  # where metrics differ
     assert found.cells.sort_values("column")["marks"].tolist() == ["*", "", "*"]
+    assert r"**51.5 ± 1.3**\*" in found.markdown() and "optimistic" in found.caption
 
 
-def test_latex_uses_booktabs_and_names_are_escaped(tmp_path: Path) -> None:
-    found = table(tmp_path, {"finetune": PLAIN, "r-drop": AHEAD}).latex()
+def test_latex_uses_booktabs_names_are_escaped_and_csv_has_full_precision(tmp_path: Path) -> None:
+    made = table(tmp_path, {"finetune": (1 / 3,) * 4, "r-drop": AHEAD})
+    found = made.latex()
     for part in (r"\toprule", r"\midrule", r"\bottomrule", r"method & task\_0 \\", r"\begin{tabular}{lr}"):
         assert part in found
     assert r"r-drop & \textbf{61.5 $\pm$ 1.3}$^{\dagger}$ \\" in found
-    empty = pd.DataFrame(columns=["method", "column", "text", "best", "marks"])
-    hostile = ResultTable(empty, (r"\input{x}_%#~<",), ("a&b", "$x^2$"), "c")
-    assert r"method & a\&b & \$x\textasciicircum{}2\$ \\" in hostile.latex()
-    assert r"\textbackslash{}input\{x\}\_\%\#\textasciitilde{}\textless{} & - & - \\" in hostile.latex()
-    hostile = ResultTable(empty, ("<script>\n*x*",), ("a|b",), "c")
-    assert "| method | a\\|b |" in hostile.markdown()
-    assert "| &lt;script> \\*x\\* | - |" in hostile.markdown()
-
-
-def test_csv_has_full_precision(tmp_path: Path) -> None:
-    found = table(tmp_path, {"finetune": (1 / 3, 1 / 3), "r-drop": AHEAD})
-    rows = list(csv.DictReader(io.StringIO(found.csv())))
+    rows = list(csv.DictReader(io.StringIO(made.csv())))
     assert [(row["method"], row["setting"], row["metric"]) for row in rows] == [
         ("finetune", "task_0", "accuracy"),
         ("r-drop", "task_0", "accuracy"),
     ]
     assert float(rows[0]["mean"]) == pytest.approx(1 / 3, abs=1e-15)
+    empty = pd.DataFrame(columns=["method", "column", "text", "best", "marks"])
+    hostile = ResultTable(empty, (r"\input{x}_%#~<", "<script>\n*x*"), ("a&b", "a|b", "$x^2$"), "c")
+    assert r"method & a\&b & a\textbar{}b & \$x\textasciicircum{}2\$ \\" in hostile.latex()
+    assert r"\textbackslash{}input\{x\}\_\%\#\textasciitilde{}\textless{} & - & - & - \\" in hostile.latex()
+    assert "| a\\|b |" in hostile.markdown() and "| &lt;script> \\*x\\* | - |" in hostile.markdown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,12 +37,11 @@ def report(
     if no_viewer and (text or text_pair):
         raise AttendropError("--no-viewer shows no texts; omit it, or --text.")
     from attendrop.cli.console import messages
-    from attendrop.reports.attention_viewer import ViewerOptions
     from attendrop.reports.report import PAGE, write_report
 
-    viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), device)
+    shown: dict[str, Any] = {"viewer": not no_viewer, "texts": text or (), "pairs": text_pair or (), "device": device}
     with messages(quiet=quiet):
-        found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, viewer=viewer)
+        found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, **shown)
     settings = found.results.settings
     figures = [name for name in found.files if name.endswith(".svg")]
     tables = [str(found.folder / name) for name in found.files if name.startswith("table.")]

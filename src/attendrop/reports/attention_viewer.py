@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,16 +12,15 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from markupsafe import Markup
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options
 from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_stages, text_maps
 from attendrop.reports.figures import MUTED, SERIES
-from attendrop.reports.page import MOST_BYTES, Section, render, render_page, script_json
-from attendrop.reports.results import Results, runs_folder
+from attendrop.reports.page import MOST_BYTES, Section, render, render_page
+from attendrop.reports.results import Results
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.run_file import RUN_FILE, read_run_file
@@ -32,31 +29,27 @@ from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.units import FROZEN
 from attendrop.studies.words import BASELINES_IN_WORDS
-from attendrop.tasks.base import Task, encode, encode_columns
+from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.long_texts import HEAD, WINDOWS, of_documents
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of
+from attendrop.tasks.long_texts import HEAD, WINDOWS
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
 
-# Texts shorter than this, in tokens, are not advised.
-_LEAST_TOKENS = 8
 # Side of the maps in the overview, in blocks at most, and of a head there and a cell of the map, in pixels.
 _BLOCKS, _THUMBNAIL, _LARGEST_CELL, _LARGEST_MAP = 8, 34, 24, 520
-# Number of rows that a report shows, and of tokens that they should have; only the first of very many are considered.
-COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
+# Number of rows that a report shows, and of characters that they should have; only the first of very many count.
+COUNT, CHARACTERS, MOST_ROWS = 3, 60, 2000
 # Options by which runs set rows aside; the kept model is trained on all.
 _SET_ASIDE = ("test_fraction", "ood", "ood_column")
+_LEGEND = ("attention weight", "raises the score", "lowers the score")
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ShownText:
-    """One input with its maps in each model.
+    """One input, both texts of a pair, with its maps in each model, and its label in the data if that is known.
 
-    Attributes:
-        text: The text; both texts of a pair.
-        label: Its label in the data; None: unknown.
-        note: Which of its tokens are shown, and which others the run reads, a sentence; empty: all, as in the run.
+    The note, a sentence, says which tokens are shown, and which others the run reads; empty: all, as in the run.
     """
 
     text: str
@@ -68,22 +61,6 @@ class ShownText:
     def tokens(self) -> int:
         """Number of its tokens that are shown."""
         return len(self.stages[0].tokens)
-
-
-@dataclass(frozen=True)
-class ViewerOptions:
-    """Texts in the attention viewer of a report, with second texts of pairs; none: evaluation rows."""
-
-    texts: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.pairs and not self.texts:
-            raise AttendropError("Second texts are given, but no first ones; give --text for each --text-pair.")
-
-
-DEFAULT_VIEWER = ViewerOptions()
 
 
 def show_texts(
@@ -102,66 +79,51 @@ def show_texts(
     the maximum length in tokens is that of the run, or 128, by default.
 
     Raises:
-        AttendropError: There is no text, or an empty one; there is not one second text for each; the model is not
-            supported, or the method cannot act on it.
+        AttendropError: A text is empty, or has no second text where others have; the model is not supported, or the
+            method cannot act on it.
     """
-    columns = _columns(stages, texts, pairs)
-    wanted = max_length if max_length is not None else stages.max_length or DEFAULT_MAX_LENGTH
-    limit = stages.task_type.length_limit(stages.tokenizer, wanted, columns)
-    cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
-    task = files_task(tuple(columns), stages.task_type).with_long_texts(cut)
-    encoded = encode_columns(columns, task, stages.tokenizer, limit)
-    own = limit if stages.max_length is None else min(stages.max_length, stages.tokenizer.model_max_length)
-    found = []
-    for number, length in enumerate(
-        stages.task_type.lengths(stages.task_type.tokenize(columns, stages.tokenizer, None))
-    ):
-        row = {name: values[number] for name, values in encoded.items()}
-        maps = tuple(
-            text_maps(stage.model, stages.tokenizer, stages.task_type, row, stage.drops, attribution, layers)
-            for stage in stages.stages
-        )
-        note, shown = "", min(length, limit)
-        if stages.long_texts == WINDOWS and length > own:
-            note = f"{shown} of {length} tokens are shown; the run's prediction is over all, in windows of {own}."
-        elif shown < length or length > own:
-            note = f"{shown} of {length} tokens are shown" + (
-                f"; the run reads {min(length, own)}." if own != limit else "."
-            )
-        if note:
-            logger.warning("%s%s", f"Text {number + 1}: " if len(texts) > 1 else "", note)
-        found.append(ShownText(" ‖ ".join([texts[number], *([pairs[number]] if pairs else [])]), maps, note=note))
-    return found
-
-
-def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the texts by the column of the model's inputs, after checks."""
-    if not texts:
-        raise AttendropError("No text is given; give one or more.")
+    kind, tokenizer = stages.task_type, stages.tokenizer
     if pairs and len(pairs) != len(texts):
-        raise AttendropError(
-            f"{counted(len(texts), 'text')} and {counted(len(pairs), 'second text')} are given; give one "
-            "--text-pair for each text."
-        )
+        given = f"{counted(len(texts), 'text')} and {counted(len(pairs), 'second text')} are given"
+        raise AttendropError(f"{given}; give one --text-pair for each text.")
     if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
         what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
+    if 1 + bool(pairs) > kind.most_inputs:
+        raise AttendropError("The model reads one text at a time; omit --text-pair.")
     for text in (*texts, *pairs):
-        problem = stages.task_type.text_problem(text)
+        problem = kind.text_problem(text)
         if problem is None and any("\ud800" <= letter <= "\udfff" for letter in text):
             problem = "it is not in UTF-8"
         if problem is not None:
             raise AttendropError(f"A text cannot be shown: {problem}.")
-    given = [texts, *([pairs] if pairs else [])]
-    if len(given) > stages.task_type.most_inputs:
-        raise AttendropError("The model reads one text at a time; omit --text-pair.")
-    read = [stages.task_type.read_texts(row) for row in zip(*given, strict=True)]
-    return {name: [row[place] for row in read] for place, name in enumerate(stages.task_type.inputs_of(len(given)))}
+    inputs = list(zip(texts, pairs, strict=True)) if pairs else [(text,) for text in texts]
+    read = [kind.read_texts(row) for row in inputs]
+    columns = {name: [row[place] for row in read] for place, name in enumerate(kind.inputs_of(len(inputs[0])))}
+    wanted = max_length if max_length is not None else stages.max_length or DEFAULT_MAX_LENGTH
+    limit = kind.length_limit(tokenizer, wanted, columns)
+    own = limit if stages.max_length is None else min(stages.max_length, tokenizer.model_max_length)
+    task = files_task(tuple(columns), kind)
+    task = task.with_long_texts(HEAD if stages.long_texts == WINDOWS else stages.long_texts)
+    encoded, found = encode_columns(columns, task, tokenizer, limit), []
+    for number, length in enumerate(kind.lengths(kind.tokenize(columns, tokenizer, None))):
+        row = {name: values[number] for name, values in encoded.items()}
+        maps = tuple(
+            text_maps(stage.model, tokenizer, kind, row, stage.drops, attribution, layers) for stage in stages.stages
+        )
+        note, shown = "", min(length, limit)
+        if shown < length or length > own:
+            note = f"{shown} of {length} tokens are shown"
+            if stages.long_texts == WINDOWS and length > own:
+                note += f"; the run's prediction is over all, in windows of {own}."
+            else:
+                note += f"; the run reads {min(length, own)}." if own != limit else "."
+            logger.warning("%s%s", f"Text {number + 1}: " if len(texts) > 1 else "", note)
+        found.append(ShownText(" ‖ ".join(inputs[number]), maps, note=note))
+    return found
 
 
 # The figure ----------------------------------------------------------------------------------------------------------
-
-_LEGEND = ("attention weight", "raises the score", "lowers the score")
 
 
 def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
@@ -205,7 +167,7 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
     above = [_map(place, stage.name, chosen, side, crosses=crossed) for place, stage in enumerate(stages.stages)]
     below = [_overview(place, chosen, count, len(layers)) for place in range(len(stages.stages))]
     tokens = [{"text": number, "tokens": list(shown.stages[0].tokens)} for number, shown in enumerate(texts)]
-    described = "Attention maps of a layer and head for a text, and an overview of all heads; a table has their values."
+    described = "Attention maps of a layer and head for a text, and an overview of all heads."
     config = {"view": {"stroke": None}, "axis": {"grid": False}, "legend": {"labelLimit": 300}}
     with warnings.catch_warnings():  # a click in either overview chooses: they share the selection
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
@@ -308,40 +270,23 @@ def _overview(stage: int, chosen: alt.Parameter, heads: int, layers: int) -> alt
         strokeWidth=alt.condition(chosen, alt.value(3), alt.value(0.3)),
         tooltip=["layer:N", "head:O", alt.Tooltip("dropped:Q", format=".0%")],
     )
-    return alt.layer(drawn[0], drawn[1].add_params(chosen)).properties(
-        width=_THUMBNAIL * heads, height=_THUMBNAIL * layers
-    )
+    chart = alt.layer(drawn[0], drawn[1].add_params(chosen))
+    return chart.properties(width=_THUMBNAIL * heads, height=_THUMBNAIL * layers)
 
 
-# Sections and pages --------------------------------------------------------------------------------------------------
+# Pages and sections --------------------------------------------------------------------------------------------------
 
 
 def viewer_section(identifier: str, stages: Stages, texts: Sequence[ShownText], about: Any = "") -> Section:
     """Make a section of a page with a viewer, and what is said about it below."""
-    heads = []
-    for number, shown in enumerate(texts, 1):
-        for stage, found in zip(stages.stages, shown.stages, strict=True):
-            for key, layer in found.layers.items():
-                for head, (weights, values) in enumerate(zip(layer.attention, layer.attribution, strict=True)):
-                    cells = []
-                    for each in (weights, values):
-                        query, target = divmod(int(np.abs(each).argmax()), len(each))
-                        cells.append(f"{found.tokens[query]} → {found.tokens[target]}: {each[query, target]:.3g}")
-                    share = "-" if layer.dropped is None else f"{layer.dropped[head].sum() / layer.possible.sum():.0%}"
-                    heads.append((number, stage.name, key, head, *cells, share))
-    content = render(
-        "attention.html",
-        "viewer",
-        identifier=f"{identifier}-chart",
-        stages=[stage.name for stage in stages.stages],
-        texts=[
-            (f"{number}. {shown.text}", shown.label or "", *(maps.predicted for maps in shown.stages), shown.note)
-            for number, shown in enumerate(texts, 1)
-        ],
-        heads=heads,
-        about=about,
-    )
-    return Section(identifier, "Attention", content, {f"{identifier}-chart": viewer_spec(stages, texts)})
+    rows = [
+        (f"{number}. {shown.text}", shown.label or "", *(maps.predicted for maps in shown.stages), shown.note)
+        for number, shown in enumerate(texts, 1)
+    ]
+    header = ("text", "in the data", *(stage.name for stage in stages.stages), "note")
+    chart = f"{identifier}-chart"
+    content = render("viewer", identifier=chart, header=header, rows=rows, about=about)
+    return Section(identifier, "Attention", content, {chart: viewer_spec(stages, texts)})
 
 
 def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: str = "gradient") -> str:
@@ -353,25 +298,17 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     sections = [viewer_section("maps", stages, texts), Section("about", "What is shown", _about(stages, attribution))]
     page = render_page(f"Attention of {name}", sections)
     if (size := len(page.encode())) > MOST_BYTES:
-        tokens = [shown.tokens for shown in texts]
-        maps = len(script_json(sections[0].charts["maps-chart"]["datasets"]["maps"]))
-        # What a text takes grows with the square of its tokens.
-        room = 0.98 * (MOST_BYTES - (size - maps)) / maps * sum(count**2 for count in tokens)
-        lengths = range(max(tokens) - 1, _LEAST_TOKENS - 1, -1)
-        fitting = (length for length in lengths if sum(min(length, count) ** 2 for count in tokens) <= room)
-        length = next(fitting, None)
-        ways = [*([] if length is None else [f"--max-length {length}"]), "fewer layers (--layers)"]
-        ways += ["fewer texts"] if len(texts) > 1 else []
         raise AttendropError(
-            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give {', or '.join(ways)}."
+            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give a lower --max-length than "
+            f"{max(shown.tokens for shown in texts)}, fewer layers (--layers), or fewer texts."
         )
     return page
 
 
-def _about(stages: Stages, attribution: str = "gradient") -> Any:
+def _about(stages: Stages, attribution: str = "gradient") -> Markup:
     method = stages.method and method_in_words(stages.method)
-    shown = {"attribution": attribution, "stages": stages.stages, "score": stages.task_type.attributed}
-    return render("attention.html", "explanation", method=method, **shown)
+    score = stages.task_type.attributed
+    return render("explanation", method=method, attribution=attribution, stages=stages.stages, score=score)
 
 
 def method_in_words(method: Method) -> str:
@@ -381,130 +318,56 @@ def method_in_words(method: Method) -> str:
     return f"{method.name} with {options or 'its default options'}"
 
 
-# The section of a report ---------------------------------------------------------------------------------------------
-
-
-def attention_part(results: Results, options: ViewerOptions, most_bytes: int) -> tuple[Section, str]:
-    """Show the attention of the model that a comparison kept, or of that of a single run; studies keep none.
-
-    The section adds at most so many bytes to a page, with as many texts as fit.
+def attention_part(results: Results, texts: Sequence[str], pairs: Sequence[str], device: str) -> tuple[Section, str]:
+    """Show the attention of the model that a comparison kept, or of that of a run; studies keep none.
 
     Returns:
-        The section, and why it has no viewer or how many of given texts it omits; empty: nothing.
+        The section, and why it has no viewer; empty: it has one.
 
     Raises:
-        AttendropError: Texts were given that cannot be shown.
+        AttendropError: Texts were given, and cannot be shown.
     """
-    folder = results.folder / BEST
-    if results.of_one_run and not folder.is_dir():
-        folder = runs_folder(results.folder) / results.settings[0].runs[0].folder
+    folder = next(filter(keeps_model, (results.folder / BEST, results.folder)), None)
     try:
-        if not keeps_model(folder):
-            raise AttendropError(_how_to_keep(results))
-        stages = load_stages(str(folder), None, build_method(DEFAULT_METHOD), device=options.device)
-        every, source = _texts(folder, results, stages, options)
+        if folder is None:
+            raise AttendropError(
+                "No model was kept whose attention could be shown; train one with `attendrop train --config "
+                'RUN/run.yaml --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
+            )
+        stages = load_stages(str(folder), None, build_method(DEFAULT_METHOD), device=device)
+        shown, source = (show_texts(stages, texts, pairs), "") if texts else _rows(folder, results, stages)
     except AttendropError as error:
-        if options.texts:
+        if texts:
             raise
-        return Section("attention", "Attention", render("attention.html", "sentence", text=str(error))), str(error)
-    for count in range(len(every), 0, -1):
-        fewer = f"To keep the page small, it has only {count} of {len(every)} texts." if count < len(every) else ""
-        section = viewer_section("attention", stages, every[:count], _kept(folder, stages, source, fewer))
-        size = len(section.content.encode()) + sum(
-            len(script_json(chart).encode()) for chart in section.charts.values()
-        )
-        if size <= most_bytes:
-            return section, fewer if options.texts else ""
-    told = f'`attendrop attend {shlex.quote(str(folder))} "TEXT"` makes a page of a text.'
-    told = f"The page has no room left for the maps of the kept model. {told}"
-    return Section("attention", "Attention", render("attention.html", "sentence", text=told)), told
-
-
-def _kept(folder: Path, stages: Stages, source: str, left_out: str) -> Any:
+        return Section("attention", "Attention", render("note", text=str(error))), str(error)
     metrics: Mapping[str, Any] = read_metrics(folder) or {}
     # If only the start of its head was made, it is the baseline.
     is_frozen = metrics["config"].get("max_steps") == 0
     name = BASELINES_IN_WORDS[FROZEN] if is_frozen else method_label(metrics)
-    return render(
-        "attention.html",
-        "kept",
-        trained=f"{name}, seed {metrics['seed']}, {metrics['data']['rows']['train']} training rows",
-        is_best=folder.name == BEST,
-        source=source,
-        method=None if stages.of_run else stages.method and method_in_words(stages.method),
-        left_out=left_out,
-        explanation=_about(stages),
-        folder=shlex.quote(str(folder)),
-    )
+    trained = f"{name}, seed {metrics['seed']}, {metrics['data']['rows']['train']} training rows"
+    quoted = shlex.quote(str(folder))
+    about = render("kept", trained=trained, source=source, explanation=_about(stages), folder=quoted)
+    return viewer_section("attention", stages, shown, about), ""
 
 
-def _texts(folder: Path, results: Results, stages: Stages, options: ViewerOptions) -> tuple[list[ShownText], str]:
-    """Compute the maps of the given texts or of evaluation rows, and describe the source of the texts."""
-    texts, pairs, source = options.texts, options.pairs, ""
-    labels: list[str | None] = [None] * len(texts)
-    if not texts:
-        given = read_run_file(str(folder / RUN_FILE))
-        given |= {"seed": given["seed"][0], "output_dir": str(folder)}
-        runs = (run for setting in results.settings for run in setting.runs)
-        of_runs: dict[str, Any] = next((run.metrics["config"] for run in runs), {})
-        config = RunConfig(**given | {name: of_runs[name] for name in _SET_ASIDE if of_runs.get(name)})
-        data = load_data(config)
-        rows = divide(config, data).report.get("dev")
-        if rows is None:
-            raise AttendropError("The runs that record the evaluation rows are gone; give texts with --text.")
-        chosen = rows.select(typical_rows(rows, data.task, stages.tokenizer, config.max_length))
-        texts, *others = zip(*data.task.type.texts(chosen), strict=True)
-        pairs = others[0] if others else ()
-        labels = [str(data.task.type.shown_label(label)) for label in chosen["label"]]
-        among = f"first {MOST_ROWS:,} evaluation rows" if len(rows) > MOST_ROWS else "evaluation rows"
-        of = ", of different labels" if data.task.type.num_classes else ""
-        source = f"Texts: {len(chosen)} of the {among}, those whose length is nearest to {TOKENS} tokens{of}."
-        if folder.name == BEST and config.test_fraction:  # which the runs held out, and the kept model did not
-            whole = config.shots is None and config.max_train_samples is None
-            source += " The kept model was trained on "
-            source += "all rows, including these." if whole else "a sample of all rows, which may include these."
-    logger.info("Computing the attention maps of %d texts with the model in %s.", len(texts), folder)
-    shown = show_texts(stages, texts, pairs)
+def _rows(folder: Path, results: Results, stages: Stages) -> tuple[list[ShownText], str]:
+    """Compute the maps of some evaluation rows, and describe which these are."""
+    given = read_run_file(str(folder / RUN_FILE))
+    given |= {"seed": given["seed"][0], "output_dir": str(folder)}
+    runs = (run for setting in results.settings for run in setting.runs)
+    of_runs: dict[str, Any] = next((run.metrics["config"] for run in runs), {})
+    config = RunConfig(**given | {name: of_runs[name] for name in _SET_ASIDE if of_runs.get(name)})
+    data = load_data(config)
+    rows = divide(config, data).report.get("dev")
+    if rows is None:
+        raise AttendropError("The runs that record the evaluation rows are gone; give texts with --text.")
+    every = data.task.type.texts(rows.select(range(min(len(rows), MOST_ROWS))))
+    chosen = sorted(range(len(every)), key=lambda row: abs(sum(map(len, every[row])) - CHARACTERS))[:COUNT]
+    logger.info("Computing the attention maps of %d texts with the model in %s.", len(chosen), folder)
+    texts, *pairs = zip(*(every[row] for row in chosen), strict=True)
+    shown = show_texts(stages, texts, pairs[0] if pairs else ())
+    labels = [str(data.task.type.shown_label(label)) for label in rows.select(chosen)["label"]]
+    source = f"Texts: {len(chosen)} evaluation rows, those whose length is nearest to {CHARACTERS} characters."
+    if folder.name == BEST and config.test_fraction:  # which the runs held out, and the kept model did not
+        source += " The runs held them out; the kept model was trained on all rows, or a sample of all."
     return [replace(each, label=label) for each, label in zip(shown, labels, strict=True)], source
-
-
-def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
-    """Choose rows that are short, but not the shortest: those whose length is nearest to 16 tokens.
-
-    If several are equal, the first is chosen; only the first 2,000 rows count. Each label has its share, as far as
-    there are rows of it. Returns the numbers of at most three rows.
-    """
-    first = rows.select(range(min(len(rows), MOST_ROWS)))
-    encoded = columns_of(encode(first, task, tokenizer, max_length))
-    lengths, strata = of_documents(encoded["length"][:], encoded), task.type.strata_of(first)
-    share = math.ceil(COUNT / len(set(strata)))
-    chosen: list[int] = []
-    taken: Counter[int] = Counter()
-    for row in sorted(range(len(first)), key=lambda row: abs(lengths[row] - TOKENS)):
-        if taken[strata[row]] < share and len(chosen) < COUNT:
-            taken[strata[row]] += 1
-            chosen.append(row)
-    return chosen
-
-
-def _how_to_keep(results: Results) -> str:
-    """Describe how to get a model whose attention can be shown: by running the recommended method."""
-    inside = runs_folder(results.folder)
-    for setting in results.settings:
-        found = {label: inside / own[0].folder for label, own in setting.by_label.items()}
-        tuned = {label: run for label, run in found.items() if (run / RUN_FILE).is_file()}
-        if tuned:
-            run = tuned.get(setting.answer.use or "", next(iter(tuned.values())))
-            if keeps_model(run):
-                command = f'`attendrop attend {shlex.quote(str(run))} "TEXT"`'
-                return f"No model was kept beside the runs, but {command} shows the attention of a run."
-            command = f"`attendrop train --config {shlex.quote(str(run / RUN_FILE))} --output-dir FOLDER`"
-            return (
-                "The runs kept their scores, not their models, whose attention could be shown; train one with "
-                f"{command}, "
-                'then `attendrop attend FOLDER "TEXT"` shows it.'
-            )
-    return (
-        'No model was kept whose attention could be shown; `attendrop attend RUN "TEXT"` shows that of a run that kept '
-        "its model."
-    )

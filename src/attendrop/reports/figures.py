@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.results import ReportedRun, ReportedSetting, Results
+from attendrop.reports.results import ReportedSetting, Results
 from attendrop.reports.tables import score_scale
 from attendrop.studies.answer import best_of
 from attendrop.studies.method_rows import MethodRow, scored_data
@@ -34,32 +35,29 @@ except ImportError:
 SERIES = ("#2f7fd6", "#d9702b", "#2e9e63", "#a05fd0", "#b08416", "#1a94a0", "#d14b8f", "#7b848f")
 MUTED = "#808890"
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
-_DASHES = ([1, 0], [6, 3], [2, 2])
-WIDTH, HEIGHT = 360, 220  # pixels; texts of this width can be read on a phone
+SIZE = {"width": 360, "height": 220}  # pixels; texts of this width can be read on a phone
 _TITLE_WIDTH, _TITLE_LINES = 62, 4  # characters; lines
+# Bands of more methods cover each other.
+_MOST_BANDS = 4
 # What XML cannot hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff￾￿]")
 _CONFIG = {
     "view": {"stroke": None},
     "axis": {"gridColor": "#80808040", "domainColor": MUTED, "tickColor": MUTED, "labelLimit": 150},
-    "legend": {"labelLimit": 300, "symbolOpacity": 1, "symbolDash": [1, 0]},
+    "legend": {"labelLimit": 300, "symbolOpacity": 1},
 }
-# The number of each method by its label, which chooses its colour, marker and dashes in all figures of a report.
+_BEYOND = " What is beyond the frame stands among the values."
+SCORES = "scores"
+# The number of each method by its label, which chooses its colour and marker in all figures of a report.
 Looks = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Figure with its values.
+    """Figure with its values, as texts.
 
-    Attributes:
-        kind: What it shows, for the name of its files, such as "losses".
-        setting: Name of the setting that it is about; empty for several.
-        title: Its title, which does not name the setting.
-        caption: How to read it.
-        chart: As Altair describes it.
-        values: What it shows, as texts.
-        detail: How it differs from others of its kind and setting, such as a method; it is part of the title.
+    ``kind`` names its files, with what differs in others of its kind: the ``setting``, empty for several, and the
+    ``detail``, such as a method, which is also in the title.
     """
 
     kind: str
@@ -109,9 +107,12 @@ def make_figures(results: Results) -> tuple[list[Figure], list[str]]:
                 figures += found
     left_out = []
     for (title, reason), names in reasons.items():
-        where = f" ({'; '.join(names)})" if names != [""] and len(names) < len(results.settings) else ""
-        left_out.append(f"{title}{where}: {reason}.")
+        is_of_some = names != [""] and len(names) < len(results.settings)
+        left_out.append(f"{title} ({'; '.join(names)}): {reason}." if is_of_some else f"{title}: {reason}.")
     return figures, left_out
+
+
+# Parts of figures ----------------------------------------------------------------------------------------------------
 
 
 def chart_of(records: Sequence[Mapping[str, Any]]) -> tuple[alt.Chart, pd.DataFrame]:
@@ -129,23 +130,13 @@ def chart_of(records: Sequence[Mapping[str, Any]]) -> tuple[alt.Chart, pd.DataFr
     return alt.Chart(alt.Data(values=values)).encode(tooltip=tips), pd.DataFrame(records, columns=texts, dtype=object)
 
 
-def _of_methods(looks: Looks) -> dict[str, Any]:
-    """Choose colours, markers and dashes of methods, the same in all figures of a report; with one legend for all."""
-    own: dict[str, Any] = {
-        "legend": alt.Legend(title=None, orient="bottom", columns=2 if max(map(len, looks), default=0) <= 20 else 1),
-    }
-    ranges = {
-        "color": [SERIES[place % len(SERIES)] for place in looks.values()],
-        "shape": [_SHAPES[(place + place // len(SERIES)) % len(_SHAPES)] for place in looks.values()],
-        "strokeDash": [_DASHES[place // len(SERIES) % len(_DASHES)] for place in looks.values()],
-    }
-    channels = {"color": alt.Color, "shape": alt.Shape, "strokeDash": alt.StrokeDash}
-    found = {
-        name: channels[name]("_0:N", scale=alt.Scale(domain=list(looks), range=chosen), **own)
-        for name, chosen in ranges.items()
-    }
-    found["strokeDash"].legend = None  # dashed markers would be hard to tell apart
-    return found
+def _of_methods(looks: Looks) -> tuple[alt.Color, alt.Shape]:
+    """Choose colours and markers of methods, the same in all figures of a report; with one legend for both."""
+    legend = alt.Legend(title=None, orient="bottom", columns=2 if max(map(len, looks), default=0) <= 20 else 1)
+    colors = [SERIES[place % len(SERIES)] for place in looks.values()]
+    shapes = [_SHAPES[(place + place // len(SERIES)) % len(_SHAPES)] for place in looks.values()]
+    color = alt.Color("_0:N", scale=alt.Scale(domain=list(looks), range=colors), legend=legend)
+    return color, alt.Shape("_0:N", scale=alt.Scale(domain=list(looks), range=shapes), legend=legend)
 
 
 def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Looks) -> tuple[Looks, str]:
@@ -153,124 +144,13 @@ def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Loo
 
     The ``labels`` are of methods that have what the figure shows. A sentence says how many are left out.
     """
-    ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
+    ranks = {row.label: (not row.is_reference, -row.mean) for row in setting.answer.rows}
     found = [label for label in looks if label in labels]
-    kept = set(sorted(found, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)])
-    reference = {row.label for row in setting.answer.rows if row.is_reference} & kept
-    which = f"{'the reference and ' if reference else ''}the {len(kept - reference)} with the best scores"
+    kept = sorted(found, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)]
+    is_first = bool(kept) and not ranks.get(kept[0], (True,))[0]
+    which = f"{'the reference and ' if is_first else ''}the {len(kept) - is_first} with the best scores"
     sentence = f" Of {len(found)} methods, {which} are shown." if len(kept) < len(found) else ""
     return {label: looks[label] for label in found if label in kept}, sentence
-
-
-# Scores, and cost against gain ---------------------------------------------------------------------------------------
-
-SCORES = "scores"
-
-
-def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
-    """Draw the mean score of each method, with the interval of its difference from the reference."""
-    rows, metric, digits = setting.answer.rows, setting.answer.metric, setting.answer.decimals
-    if len(rows) < 2 or not rows[0].is_reference:
-        return "there are no scores of the reference and of a method"
-    reference, best = rows[0], best_of(metric)
-    limits = [min(best, reference.mean + end) for end in _gain_limits(rows)]
-    records: list[dict[str, Any]] = []
-    moved = False
-    for row in rows:
-        found = row.difference
-        mean = row.mean if found is None else reference.mean + found.mean.value  # over common seeds, as the bar is
-        moved = moved or (found is not None and found.n < max(row.n, reference.n))
-        ends = [] if found is None or not math.isfinite(found.known.low) else [found.known.low, found.known.high]
-        ends = [min(best, reference.mean + end) for end in ends]
-        shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
-        color = SERIES[0] if row.label == setting.answer.use else MUTED
-        record = {"method": row.label, metric: number(row.mean, digits), "95 % interval beside the reference": shown}
-        drawn = dict(zip(("_low", "_high"), ends or (None, None), strict=True))
-        records.append(record | {"seeds": str(row.n), "_x": mean, "_color": color} | drawn)
-    base, values = chart_of(records)
-    scale, axis = alt.Scale(domain=limits, nice=False), alt.Axis(tickCount=4)
-    names = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250)
-    base = base.encode(
-        y=alt.Y("_0:N", sort=[row.label for row in rows], axis=names),
-        x=alt.X("_x:Q", title=metric, scale=scale, axis=axis),
-        color=alt.Color("_color:N", scale=None),
-    )
-    bars = base.mark_rule(strokeWidth=4, opacity=0.5, clip=True)
-    bars = bars.encode(x=alt.X("_low:Q", title=metric, scale=scale, axis=axis), x2="_high:Q")
-    told = base.mark_text(align="left").encode(x=alt.value(WIDTH - 50), text="_1:N", color=alt.value(MUTED))
-    chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", title=metric, scale=scale, axis=axis)) + bars
-    chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
-    caption = (
-        f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
-        f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
-        + " Where seeds are missing, a point is the reference's mean plus the difference." * moved
-        + _BEYOND * any(not limits[0] <= record["_x"] <= limits[1] for record in records)
-    )
-    return [Figure(SCORES, setting.name, "Scores", caption, chart.properties(width=WIDTH - 60), values)]
-
-
-def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
-    """Draw the difference of each method from the reference, with its interval, over its time of training."""
-    rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
-    compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
-    if not compared:
-        return "no method has two seeds in common with the reference"
-    reference = next(row.label for row in setting.answer.rows if row.is_reference)
-    methods, left_out = _shown_methods(setting, {reference, *(row.label for row in compared)}, looks)
-    low, high = _gain_limits([rows[label] for label in methods])
-    records: list[dict[str, Any]] = []
-    for row in map(rows.__getitem__, methods):
-        found = row.difference
-        text = "the reference" if found is None else interval(found, setting.answer.decimals)
-        record: dict[str, Any] = {"method": row.label, "time": cost(row), "difference [95 %]": text}
-        record["seeds in common"] = "-" if found is None else str(found.n)
-        ends = (None, None) if found is None else (found.known.low, found.known.high)
-        # A time that is too short to be measured has no place on a logarithmic axis.
-        record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
-        records.append(record | {"_low": ends[0], "_high": ends[1]})
-    base, values = chart_of(records)
-    times = [record["_x"] for record in records]
-    least, most = 0.8 * min(times), 1.25 * max(times)
-    ticks = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
-    ticks = [tick for tick in ticks if least <= tick <= most]
-    if len(ticks) > 7:
-        ticks = [tick for tick in ticks if math.log10(tick).is_integer()]
-    axis = alt.Axis(labelExpr="datum.label + 'x'", values=ticks, format="~g")
-    scale, encodings = alt.Scale(type="log", domain=[least, most], nice=False), _of_methods(methods)
-    base = base.encode(
-        x=alt.X("_x:Q", title="time of training, relative to the reference", axis=axis, scale=scale),
-        y=alt.Y(
-            "_y:Q", title=f"difference in {setting.answer.metric}", scale=alt.Scale(domain=[low, high], nice=False)
-        ),
-        color=encodings["color"],
-    )
-    bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
-    points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=encodings["shape"])
-    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
-    caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
-    return [
-        Figure(
-            "cost_gain",
-            setting.name,
-            "Cost against gain",
-            caption,
-            _sized(_rule(_y=0).encode(y="_y:Q") + bars + points),
-            values,
-        )
-    ]
-
-
-_BEYOND = " What is beyond the frame stands among the values."
-
-
-def _sized(chart: alt.LayerChart) -> alt.LayerChart:
-    return chart.properties(width=WIDTH, height=HEIGHT)
-
-
-def _lines(base: alt.Chart, encodings: Mapping[str, Any]) -> alt.LayerChart:
-    """Draw a line with markers for each method."""
-    lines = base.mark_line().encode(strokeDash=encodings["strokeDash"])
-    return lines + base.mark_point(filled=True, size=40, opacity=1).encode(shape=encodings["shape"])
 
 
 def _rule(**place: float) -> alt.Chart:
@@ -304,7 +184,89 @@ def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
     return "on new rows" if True in known else "on these rows"
 
 
-# Score over data size -----------------------------------------------------------------------------------------------
+# Scores, and cost against gain ---------------------------------------------------------------------------------------
+
+
+def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
+    """Draw the mean score of each method, with the interval of its difference from the reference."""
+    rows, metric, digits = setting.answer.rows, setting.answer.metric, setting.answer.decimals
+    if len(rows) < 2 or not rows[0].is_reference:
+        return "there are no scores of the reference and of a method"
+    reference, best = rows[0], best_of(metric)
+    low, high = (min(best, reference.mean + end) for end in _gain_limits(rows))
+    records: list[dict[str, Any]] = []
+    for row in rows:
+        found, ends = row.difference, list[float]()
+        if found is not None and math.isfinite(found.known.low):
+            ends = [min(best, reference.mean + end) for end in (found.known.low, found.known.high)]
+        shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
+        record: dict[str, Any] = {"method": row.label, metric: number(row.mean, digits)}
+        record["95 % interval beside the reference"] = shown
+        record |= {"seeds": str(row.n), "_color": SERIES[0] if row.label == setting.answer.use else MUTED}
+        # A point is over common seeds, as its bar is.
+        record["_x"] = row.mean if found is None else reference.mean + found.mean.value
+        records.append(record | dict(zip(("_low", "_high"), ends, strict=False)))
+    base, values = chart_of(records)
+    names = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250)
+    scale = alt.Scale(domain=[low, high], nice=False)
+    x = {"title": metric, "scale": scale, "axis": alt.Axis(tickCount=4)}
+    base = base.encode(
+        y=alt.Y("_0:N", sort=[row.label for row in rows], axis=names),
+        x=alt.X("_x:Q", **x),
+        color=alt.Color("_color:N", scale=None),
+    )
+    bars = base.mark_rule(strokeWidth=4, opacity=0.5, clip=True).encode(x=alt.X("_low:Q", **x), x2="_high:Q")
+    told = base.mark_text(align="left").encode(x=alt.value(SIZE["width"] - 50), text="_1:N", color=alt.value(MUTED))
+    chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", **x)) + bars
+    chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
+    caption = (
+        f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
+        f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
+    )
+    if any(row.difference is not None and row.difference.n < max(row.n, reference.n) for row in rows):
+        caption += " Where seeds are missing, a point is the reference's mean plus the difference."
+    caption += _BEYOND * any(not low <= record["_x"] <= high for record in records)
+    return [Figure(SCORES, setting.name, "Scores", caption, chart.properties(width=SIZE["width"] - 60), values)]
+
+
+def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the difference of each method from the reference, with its interval, over its time of training."""
+    rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
+    compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
+    if not compared:
+        return "no method has two seeds in common with the reference"
+    reference = next(row.label for row in setting.answer.rows if row.is_reference)
+    methods, left_out = _shown_methods(setting, {reference, *(row.label for row in compared)}, looks)
+    low, high = _gain_limits([rows[label] for label in methods])
+    records: list[dict[str, Any]] = []
+    for row in map(rows.__getitem__, methods):
+        found = row.difference
+        text = "the reference" if found is None else interval(found, setting.answer.decimals)
+        record: dict[str, Any] = {"method": row.label, "time": cost(row), "difference [95 %]": text}
+        record["seeds in common"] = "-" if found is None else str(found.n)
+        # A time that is too short to be measured has no place on a logarithmic axis.
+        record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
+        records.append(record | ({} if found is None else {"_low": found.known.low, "_high": found.known.high}))
+    base, values = chart_of(records)
+    times, (color, shape) = [record["_x"] for record in records], _of_methods(methods)
+    ticks = {"labelExpr": "datum.label && datum.label + 'x'", "format": "~g", "tickCount": 5, "labelOverlap": "greedy"}
+    scale = alt.Scale(type="log", domain=[0.8 * min(times), 1.25 * max(times)], nice=False)
+    title, axis = "time of training, relative to the reference", alt.Axis(grid=False, **ticks)
+    gains = alt.Scale(domain=[low, high], nice=False)
+    base = base.encode(
+        x=alt.X("_x:Q", title=title, axis=axis, scale=scale),
+        y=alt.Y("_y:Q", title=f"difference in {setting.answer.metric}", scale=gains),
+        color=color,
+    )
+    bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
+    points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=shape)
+    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
+    caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
+    chart = (_rule(_y=0).encode(y="_y:Q") + bars + points).properties(**SIZE)
+    return [Figure("cost_gain", setting.name, "Cost against gain", caption, chart, values)]
+
+
+# Score over data size ------------------------------------------------------------------------------------------------
 
 
 def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
@@ -323,7 +285,7 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
             groups.setdefault(key, []).append(setting)
     figures = []
     for group in (sorted(group, key=size) for group in groups.values()):
-        common = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in group))
+        common = set.intersection(*({row.label for row in setting.answer.rows} for setting in group))
         if len({size(setting) for setting in group}) < 2 or not common:
             continue
         methods, left_out = _shown_methods(group[-1], common, looks)
@@ -333,28 +295,26 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
         for label in methods:
             for setting in group:
                 row = next(row for row in setting.answer.rows if row.label == label)
-                ends: list[float | None] = [None, None]
-                if row.n > 1:
-                    found = mean_interval(list(row.scores.values()))
-                    ends = [found.low, min(best_of(metric), found.high)]
                 every += row.scores.values()
                 record: dict[str, Any] = {"method": label, "training rows": str(size(setting))}
-                record[metric] = number(row.mean, digits)
-                for name, end in zip(("low", "high"), ends, strict=True):
-                    record |= {name: "-" if end is None else number(end, digits), f"_{name}": end}
-                records.append(record | {"seeds": str(row.n), "_x": size(setting), "_y": row.mean})
+                record |= {metric: number(row.mean, digits), "low": "-", "high": "-", "seeds": str(row.n)}
+                if row.n > 1:
+                    found = mean_interval(list(row.scores.values()))
+                    record |= {"_low": found.low, "_high": min(best_of(metric), found.high)}
+                    record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
+                records.append(record | {"_x": size(setting), "_y": row.mean})
         base, values = chart_of(records)
         # Of all seeds: intervals of two seeds would dominate the plot.
-        space, encodings = 0.2 * (max(every) - min(every)) or 0.01, _of_methods(methods)
+        space, (color, shape) = 0.2 * (max(every) - min(every)) or 0.01, _of_methods(methods)
         limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=sorted(map(size, group)))
         base = base.encode(
             x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log")),
             y=alt.Y("_y:Q", title=metric, scale=alt.Scale(domain=limits, nice=False)),
-            color=encodings["color"],
+            color=color,
         )
-        chart = _sized(
-            base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q") + _lines(base, encodings)
-        )
+        bars = base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q")
+        points = base.mark_point(filled=True, size=40, opacity=1).encode(shape=shape)
+        chart = (bars + base.mark_line() + points).properties(**SIZE)
         first, *others = (setting.name.split(", ") for setting in group)
         data = ", ".join(part for part in first if all(part in other for other in others))
         data = data or scored_data(group[0].runs[0].metrics)
@@ -363,101 +323,88 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
     return figures or "no two settings with a method in common differ only in the number of training rows"
 
 
-# Curves over epochs -------------------------------------------------------------------------------------------------
-
-# Bands of more methods cover each other.
-_MOST_BANDS = 4
-# Values by epoch of each run, by label.
-Curves = Mapping[str, "list[dict[int, float]]"]
+# Curves over epochs and steps ----------------------------------------------------------------------------------------
 
 
 def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the training loss over epochs of each method, and the validation loss where rows were held out."""
-    validation = _curves(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
-    training = _curves(
-        setting, lambda run: run.selection_history if validation else run.history, lambda entry: entry["train_loss"]
-    )
-    if not training:
-        return "no run has a training loss of each epoch"
-    panels, caption = {"training loss": training}, "Training loss: with what the method adds to it or drops. "
-    if validation:
-        panels["validation loss"] = validation
-        caption += f"Validation loss: on {_scored_rows(setting, validation)}. "
+    entries = [(run.label, entry) for run in setting.runs for entry in run.scored_epochs]
+    validation = [(label, entry["epoch"], entry.get("selection_loss")) for label, entry in entries]
+    caption = "Training loss: with what the method adds to it or drops. "
+    if any(loss is not None for *_, loss in validation):
+        caption += f"Validation loss: on {_scored_rows(setting)}. "
         caption += "A training loss that falls while the validation loss rises is overfitting. "
-    return _over_epochs("learning_curves", "Learning curves", setting, looks, panels, caption)
+    else:
+        entries = [(run.label, entry) for run in setting.runs for entry in run.metrics.get("history") or ()]
+    training = [(label, entry["epoch"], entry["train_loss"]) for label, entry in entries]
+    panels = {"training loss": training, "validation loss": validation}
+    found = _over_epochs("learning_curves", "Learning curves", setting, looks, panels, caption)
+    return found or "no run has a training loss of each epoch"
 
 
 def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
-    found = _curves(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
-    if not found:
-        return "no run has scores on held-out rows; train with --selection-fraction 0.1"
-    caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
-    return _over_epochs("convergence", "Convergence", setting, looks, {metric: found}, caption)
+    entries = [(run.label, entry) for run in setting.runs for entry in run.scored_epochs]
+    points = [(label, entry["epoch"], entry["selection"].get(metric)) for label, entry in entries]
+    caption = f"Score after each epoch on {_scored_rows(setting)}. "
+    found = _over_epochs("convergence", "Convergence", setting, looks, {metric: points}, caption)
+    return found or "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
-def _scored_rows(setting: ReportedSetting, labels: Collection[str]) -> str:
-    """Describe the rows on which the epochs of these methods are scored."""
-    runs = {label: [run.selects_on_reported for run in setting.by_label[label]] for label in labels}
-    own = "rows held out of the training data, which are never those of the final score"
-    reported = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
-    flattered = [label for label, each in runs.items() if any(each)]
-    if not flattered:
-        return own
-    return (
-        reported
-        if all(map(all, runs.values()))
-        else f"{own}; of runs with protocol paper ({', '.join(flattered)}), on {reported}"
-    )
-
-
-def _curves(
-    setting: ReportedSetting,
-    history: Callable[[ReportedRun], Sequence[Mapping[str, Any]]],
-    value: Callable[[Mapping[str, Any]], float | None],
-) -> dict[str, list[dict[int, float]]]:
-    """Collect the finite values of each epoch of all runs, by label."""
-    found: dict[str, list[dict[int, float]]] = {}
-    for label, runs in setting.by_label.items():
-        for run in runs:
-            values = {int(entry["epoch"]): value(entry) for entry in history(run)}
-            curve = {epoch: float(each) for epoch, each in values.items() if each is not None and math.isfinite(each)}
-            if curve:
-                found.setdefault(label, []).append(curve)
-    return found
+def _scored_rows(setting: ReportedSetting) -> str:
+    """Describe the rows on which epochs are scored."""
+    flattered = dict.fromkeys(run.label for run in setting.runs if run.scored_epochs and run.selects_on_reported)
+    told = "rows held out of the training data, which are never those of the final score"
+    if flattered:
+        told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
+    return told
 
 
 def _over_epochs(
-    kind: str, title: str, setting: ReportedSetting, looks: Looks, panels: Mapping[str, Curves], caption: str
+    kind: str,
+    title: str,
+    setting: ReportedSetting,
+    looks: Looks,
+    panels: Mapping[str, Sequence[tuple[str, int, float | None]]],
+    caption: str,
 ) -> list[Figure]:
-    """Draw panels of curves by their name, one above the other."""
-    methods, left_out = _shown_methods(setting, {label for panel in panels.values() for label in panel}, looks)
-    encodings, charts, tables = _of_methods(methods), [], []
-    for name, curves in panels.items():
+    """Draw panels by their name, one above the other, of ``(label, epoch, value)``; values that are none are left out.
+
+    Returns one figure, or none if there is no value.
+    """
+    frames = {}
+    for name, points in panels.items():
+        frame = pd.DataFrame(points, columns=["method", "epoch", "value"]).astype({"epoch": int, "value": float})
+        frame = frame[np.isfinite(frame["value"])]
+        if len(frame):
+            frames[name] = frame
+    if not frames:
+        return []
+    methods, left_out = _shown_methods(setting, {*pd.concat(frames)["method"]}, looks)
+    (color, shape), charts, tables = _of_methods(methods), [], []
+    for name, frame in frames.items():
+        digits = decimals(frame["value"].abs().max() / 100, 3)
+        by_epoch = frame.groupby(["method", "epoch"])["value"].agg(["mean", "min", "max", "size"])
         records: list[dict[str, Any]] = []
-        largest = max((abs(value) for each in curves.values() for curve in each for value in curve.values()), default=0)
-        digits = decimals(largest / 100, 3)
-        for label in (label for label in methods if label in curves):
-            for epoch in sorted({epoch for curve in curves[label] for epoch in curve}):
-                each = [curve[epoch] for curve in curves[label] if epoch in curve]
+        for label in (label for label in methods if label in by_epoch.index):
+            for epoch, *drawn, seeds in by_epoch.loc[label].itertuples(name=None):
                 record: dict[str, Any] = {"method": label, "epoch": str(epoch), "value of": name, "_x": epoch}
-                drawn = {"mean": statistics.fmean(each), "lowest": min(each), "highest": max(each)}
-                for what, value in drawn.items():
+                for what, value in zip(("mean", "lowest", "highest"), drawn, strict=True):
                     record |= {what: number(value, digits), f"_{what}": value}
-                records.append(record | {"seeds": str(len(each))})
+                records.append(record | {"seeds": str(seeds)})
         base, values = chart_of(records)
         epochs = sorted({record["_x"] for record in records})
         axis = alt.Axis(values=epochs[:: -(-len(epochs) // 12)], format="d", grid=False)
         base = base.encode(
             x=alt.X("_x:Q", title="epoch", axis=axis, scale=alt.Scale(zero=False)),
             y=alt.Y("_mean:Q", title=name, scale=alt.Scale(zero=False)),
-            color=encodings["color"],
+            color=color,
         )
-        chart = _lines(base, encodings)
+        chart = base.mark_line() + base.mark_point(filled=True, size=40, opacity=1).encode(shape=shape)
         if len(methods) <= _MOST_BANDS:
             chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
-        charts.append(_sized(chart))
+        charts.append(chart.properties(**SIZE))
         tables.append(values)
     bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
     caption = f"{caption}Lines: mean over seeds{bands_told}.{left_out}"
@@ -465,51 +412,40 @@ def _over_epochs(
     return [Figure(kind, setting.name, title, caption, chart, pd.concat(tables, ignore_index=True))]
 
 
-# Drop probability of each layer -------------------------------------------------------------------------------------
-
-
 def drop_probabilities(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
-    """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed.
-
-    The points are of each of the method's periods, or else of what it reports by epoch as
-    "SOURCE/probability/LAYER".
-    """
+    """Draw the learnt probability of dropping of each layer by period: for each method its run with the lowest seed."""
     figures = []
     for run, *_others in setting.by_label.values():
-        reports = [(entry["step"], entry["drop_probability"]) for entry in run.metrics.get("dropout_steps") or ()]
-        for entry in () if reports else run.history:
-            named = ((name.partition("/probability/"), value) for name, value in entry["figures"].items())
-            reports.append(
-                (entry.get("step", entry["epoch"]), {layer: value for (_s, is_one, layer), value in named if is_one})
-            )
-        points = [(layer, step, p) for step, of_layers in reports for layer, p in of_layers.items()]
+        periods = run.metrics.get("dropout_steps") or ()
+        points = [(layer, each["step"], p) for each in periods for layer, p in each["drop_probability"].items()]
         if points:
-            points.sort(key=lambda point: by_layer(point[0]))
-            records = [
-                {"layer": layer, "step": f"{step:g}", "probability": f"{p:.4f}", "_x": step, "_y": p}
-                for layer, step, p in points
-            ]
-            base, values = chart_of(records)
-            caption = f"Run of seed {run.seed}: a line for each attention layer."
-            title, chart = f"Drop probability of each layer, {run.label}", _sized(layer_curves(base, records))
-            figures.append(Figure("drop_probability", setting.name, title, caption, chart, values, run.label))
+            chart, values = layer_curves(sorted(points, key=lambda point: by_layer(point[0])))
+            caption = f"Run of seed {run.metrics['seed']}: a line for each attention layer."
+            title = f"Drop probability of each layer, {run.label}"
+            figures.append(
+                Figure("drop_probability", setting.name, title, caption, chart.properties(**SIZE), values, run.label)
+            )
     return figures or "no method here learns a probability for each layer"
 
 
-def layer_curves(base: alt.Chart, records: Sequence[Mapping[str, Any]]) -> alt.LayerChart:
-    """Draw a line with points for each attention layer over training steps."""
-    layers = list(dict.fromkeys(record["layer"] for record in records))
+def layer_curves(points: Sequence[tuple[str, float, float]]) -> tuple[alt.LayerChart, pd.DataFrame]:
+    """Draw a line with points for each attention layer over training steps, from ``(layer, step, probability)``."""
+    records = [
+        {"layer": layer, "step": f"{step:g}", "probability": f"{p:.4f}", "_x": step, "_y": p}
+        for layer, step, p in points
+    ]
+    base, values = chart_of(records)
+    layers, heights = list(dict.fromkeys(layer for layer, *_ in points)), [p for *_, p in points]
     colors = {"range": list(SERIES)} if len(layers) <= len(SERIES) else {"scheme": "viridis"}
     # Never so close that noise looks like a pattern.
-    values = [record["_y"] for record in records]
-    near = alt.Scale(domain=[max(0, min(values) - 0.05), min(1, max(values) + 0.05)], nice=False)
+    near = alt.Scale(domain=[max(0, min(heights) - 0.05), min(1, max(heights) + 0.05)], nice=False)
     legend = alt.Legend(title=None, orient="right", symbolLimit=100)
     base = base.encode(
         x=alt.X("_x:Q", title="training step"),
         y=alt.Y("_y:Q", title="probability of dropping", scale=near),
         color=alt.Color("_0:N", scale=alt.Scale(domain=layers, **colors), legend=legend),
     )
-    return base.mark_line() + base.mark_point(filled=True, size=25, opacity=1)
+    return base.mark_line() + base.mark_point(filled=True, size=25, opacity=1), values
 
 
 def by_layer(layer: str) -> tuple[str, int]:
@@ -563,22 +499,21 @@ def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
         return "the method to compare with has no score"
     metric, digits = setting.answer.metric, setting.answer.decimals
     scale = score_scale(metric)  # in points, hundredths of a score, or of errors as they are
-
-    def size(value: float) -> str:
-        return f"{value:.1f} points" if scale != 1 else number(value, digits)
+    unit, of = ("difference in points", f"points of {metric}") if scale != 1 else ("difference", metric)
 
     gains = []
     for *_, cells in grids:
         paired = {point: row.versus(reference) for point, row in cells.items()}
         gains.append({point: scale * found.mean.value for point, found in paired.items() if found is not None})
     limit = max((abs(value) for each in gains for value in each.values()), default=0.0)
+    colors = alt.Scale(scheme="redblue", reverse=True, domain=[-limit or -1, limit or 1])
+    dark = alt.condition(f"abs(datum._value) > {0.6 * limit}", alt.value("white"), alt.value("black"))
     figures = []
     for (name, first, second, cells), own in zip(grids, gains, strict=True):
         records: list[dict[str, Any]] = []
         for (one, other), value in sorted(own.items()):
             gain, row = f"{value:+z.1f}" if scale != 1 else signed(value, digits), cells[one, other]
             record = {first: f"{one:g}", second: f"{other:g}", metric: number(row.mean, digits)}
-            unit = "difference in points" if scale != 1 else "difference"
             records.append(record | {unit: gain, "seeds": str(row.n), "_value": value})
         if not records:
             continue
@@ -587,18 +522,15 @@ def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
             x=alt.X("_1:N", title=second, sort=None, axis=alt.Axis(labelAngle=0)),
             y=alt.Y("_0:N", title=first, sort=None),
         )
-        colors = alt.Scale(scheme="redblue", reverse=True, domain=[-limit or -1, limit or 1])
-        dark = alt.condition(f"abs(datum._value) > {0.6 * limit}", alt.value("white"), alt.value("black"))
         chart = base.mark_rect().encode(color=alt.Color("_value:Q", scale=colors, legend=None))
-        if len({other for _one, other in own}) * (max(len(record[unit]) for record in records) + 1) <= 60:
-            chart += base.mark_text().encode(text="_3:N", color=dark)
-        caption = f"Red: above {reference.label}; blue: below. "
-        caption += f"The largest difference is {size(max(map(abs, own.values()), default=0.0))}."
-        if len(grids) > 1:
-            caption += f" All heat maps of the setting have the same colours, up to {size(limit)}."
-        of = f"points of {metric}" if scale != 1 else metric
+        columns = len({other for _one, other in own})
+        chart += base.mark_text(fontSize=min(11, 130 // columns)).encode(text="_3:N", color=dark)
+        caption = f"Red: above {reference.label}; blue: below. All heat maps of the setting have the same colours, "
+        caption += f"up to {limit:.1f} points." if scale != 1 else f"up to {number(limit, digits)}."
         title = f"Difference from {reference.label} in {of} over {first} and {second}, {name}"
-        figures.append(Figure("heat_map", setting.name, title, caption, chart.properties(width=WIDTH), values, name))
+        figures.append(
+            Figure("heat_map", setting.name, title, caption, chart.properties(width=SIZE["width"]), values, name)
+        )
     return figures
 
 
@@ -607,7 +539,7 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     figures, metric = [], setting.answer.metric
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
     for grids in (grids for grids in _grids(setting) if len(grids) > 1):
-        (_, first, second, cells), *_others = grids
+        _, first, second, cells = grids[0]
         method = next(iter(cells.values())).method
         records = []
         for name, _first, _second, own in grids:
@@ -616,20 +548,20 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
                 record[metric] = number(row.mean, setting.answer.decimals)
                 records.append(record | {"seeds": str(row.n), "_y": row.mean})
         base, values = chart_of(records)
-        encodings = _of_methods({name: place for place, (name, *_rest) in enumerate(grids)})
+        color, shape = _of_methods({name: place for place, (name, *_rest) in enumerate(grids)})
         chart = base.mark_point(filled=True, size=50, opacity=0.85).encode(
             x=alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("_2:N", sort=None),
             y=alt.Y("_y:Q", title=metric, scale=alt.Scale(zero=False)),
-            color=encodings["color"],
-            shape=encodings["shape"],
+            color=color,
+            shape=shape,
         )
         caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
         if reference is not None:
             chart += _rule(_y=reference.mean).encode(y="_y:Q")
             caption += f" Dotted line: {reference.label}."
         title = f"Scores over all {first} and {second}, {method}"
-        figures.append(Figure("grid", setting.name, title, caption, _sized(chart), values, method))
+        figures.append(Figure("grid", setting.name, title, caption, chart.properties(**SIZE), values, method))
     return figures or f"{_NO_GRID}, with and without another"
 
 

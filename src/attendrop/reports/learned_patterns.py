@@ -25,18 +25,11 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Patterns:
-    """The dropout steps of a run of AttendOut.
+    """The dropout steps of a run of AttendOut, ``T`` periods.
 
-    Attributes:
-        run: What was trained on what, for a title.
-        layers: Keys of the attention layers, such as ``encoder.0``.
-        steps: ``(T,)``, the optimizer steps taken by the end of each period.
-        period_shares: ``(T,)``, the length of each period as a share of a whole one: less than 1 where training ended
-            within it.
-        probabilities: ``(T, layers)``, the mean probability of dropping in a period; NaN for a layer that was skipped
-            in all of it.
-        rewards: ``(T,)``.
-        attacker_survived: Whether the attacker survived each period.
+    ``steps`` are the optimizer steps taken by the end of each, and ``period_shares`` its length as a share of a whole
+    one: less than 1 where training ended within it. ``probabilities``, ``(T, layers)``, are the means of dropping in
+    it; NaN for a layer that was skipped in all of it.
     """
 
     run: str
@@ -49,21 +42,13 @@ class Patterns:
     attacker_survived: tuple[bool, ...]
     config: Mapping[str, Any]
 
-    @property
-    def progress(self) -> Numbers:
-        """``(T,)``, the fraction of the planned steps that were taken."""
-        return self.steps / max(self.planned_steps, 1)
-
 
 @dataclass(frozen=True)
 class Fit:
     """Piecewise linear curves through the patterns.
 
-    Attributes:
-        knots: ``(N + 1,)``, shares of the planned steps.
-        values: ``(N + 1, layers)``, the probability at each knot.
-        rms: ``(layers,)``, root mean square of the differences from the patterns, weighted as the fit was.
-        largest: ``(layers,)``, the largest of these differences.
+    ``values``, ``(N + 1, layers)``, are the probabilities at the ``knots``, ``(N + 1,)`` shares of the planned steps;
+    ``rms`` and ``largest``, ``(layers,)``, the root mean square, weighted as the fit was, and the largest difference.
     """
 
     knots: Numbers
@@ -115,25 +100,20 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
     Raises:
         AttendropError: There are too few dropout steps, or a piece has too few.
     """
-    count = len(patterns.steps)
     if pieces < 1:
         raise AttendropError(f"fit={pieces} must be at least 1: it is the number of pieces.")
-    if count < pieces + 1:
-        raise AttendropError(
-            f"fit={pieces}: {counted(pieces, 'piece')} with {pieces + 1} knots, but the run took "
-            f"{counted(count, 'dropout step')}; fit fewer pieces, or train with a lower dropout_step."
-        )
-    knots = np.round(np.linspace(0, 1, pieces + 1), _DECIMALS)
+    progress, knots = patterns.steps / max(patterns.planned_steps, 1), np.linspace(0, 1, pieces + 1).round(_DECIMALS)
     # The weight of each knot at each point of a piecewise linear curve, (T, knots).
-    hats = np.stack([np.interp(patterns.progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
+    hats = np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
     values, root = np.empty((pieces + 1, len(patterns.layers))), np.sqrt(patterns.period_shares)
     for layer, curve in enumerate(patterns.probabilities.T):
         known = np.isfinite(curve)
         values[:, layer], _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
         if rank < pieces + 1:
             raise AttendropError(
-                f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of "
-                "the planned steps, do not determine every piece; fit fewer."
+                f"fit={pieces}: {counted(len(progress), 'dropout step')}, from {progress[0]:.0%} to "
+                f"{progress[-1]:.0%} of the planned steps, do not determine the {counted(pieces + 1, 'knot')}; fit "
+                "fewer pieces, or train with a lower dropout_step."
             )
     values = values.clip(0, HIGHEST).round(_DECIMALS)
     errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
@@ -154,11 +134,9 @@ def close_fit(patterns: Patterns, pieces: int) -> Fit:
         if not best.far_off:
             break
         try:
-            found = fit(patterns, more)
+            best = min(best, fit(patterns, more), key=lambda found: float(found.largest.max()))
         except AttendropError:  # too few dropout steps
             break
-        if found.largest.max() < best.largest.max():
-            best = found
     return best
 
 
@@ -171,30 +149,21 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
 
 
 def figure(patterns: Patterns, fitted: Fit | None = None) -> Figure:
-    """Draw each layer's drop probability over the steps, and its fit as a dashed line.
-
-    Points of partial periods are open.
-    """
-    records = [
-        {"layer": layer, "step": f"{step:g}", "probability": f"{p:.4f}", "_x": step, "_y": p, "_share": share}
+    """Draw each layer's drop probability over the steps, and its fit as a dashed line."""
+    points = [
+        (layer, step, p)
         for layer, curve in zip(patterns.layers, patterns.probabilities.T.tolist(), strict=True)
-        for step, p, share in zip(patterns.steps.tolist(), curve, patterns.period_shares.tolist(), strict=True)
+        for step, p in zip(patterns.steps.tolist(), curve, strict=True)
         if np.isfinite(p)
     ]
-    (base, values), caption = chart_of(records), "A line for each attention layer."
-    chart = layer_curves(base, records)
-    if (patterns.period_shares < 1).any():
-        partial = base.transform_filter("datum._share < 1").mark_point(size=40, fill="white", opacity=1)
-        chart += partial.encode(x="_x:Q", y="_y:Q", color="_0:N")
-        caption += " Open points: partial periods."
+    (chart, values), caption = layer_curves(points), "A line for each attention layer."
     if fitted is not None:
         knots = [
             {"layer": layer, "fit": f"{p:.4f}", "_x": knot * patterns.planned_steps, "_y": p}
             for layer, curve in zip(patterns.layers, fitted.values.T.tolist(), strict=True)
             for knot, p in zip(fitted.knots.tolist(), curve, strict=True)
         ]
-        fits, _ = chart_of(knots)
-        chart += fits.mark_line(strokeDash=[6, 3]).encode(x="_x:Q", y="_y:Q", color="_0:N")
+        chart += chart_of(knots)[0].mark_line(strokeDash=[6, 3]).encode(x="_x:Q", y="_y:Q", color="_0:N")
         caption += " Dashed: the fit."
     chart = chart.properties(width=480, height=300)
     return Figure("patterns", patterns.run, "AttendOut: learnt drop probability of each layer", caption, chart, values)

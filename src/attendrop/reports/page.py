@@ -46,13 +46,9 @@ _DRAW = """
 
 @dataclass(frozen=True)
 class Section:
-    """Section of a page.
+    """Section of a page: its id, for links, its heading, its HTML, from :func:`render`, and its figures in Vega-Lite.
 
-    Attributes:
-        identifier: Its id, for links.
-        heading: Its heading, also in the page's navigation.
-        content: Its HTML, from :func:`render`; an element with ``data-chart="ID"`` shows a figure.
-        charts: The figures in Vega-Lite by their ids. NaN and infinite numbers become null.
+    An element with ``data-chart="ID"`` shows the figure of this id.
     """
 
     identifier: str
@@ -61,9 +57,9 @@ class Section:
     charts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(template: str, macro: str, **values: Any) -> Markup:
-    """Fill a macro of a template in ``templates/``; values are escaped, unless they are ``Markup``."""
-    return Markup(getattr(_ENVIRONMENT.get_template(template).module, macro)(**values))
+def render(macro: str, **values: Any) -> Markup:
+    """Fill a macro of ``templates/sections.html``; values are escaped, unless they are ``Markup``."""
+    return Markup(getattr(_ENVIRONMENT.get_template("sections.html").module, macro)(**values))
 
 
 def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -> str:
@@ -75,14 +71,9 @@ def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -
 
         scripts = [javascript_bundle(), _DRAW]  # type: ignore[call-arg]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    page = _ENVIRONMENT.get_template("page.html").render(
-        title=title,
-        summary=summary,
-        sections=sections,
-        charts=charts,
-        scripts=[Markup(script) for script in scripts],
-        hashes=hashes,
-    )
+    scripts, told = [Markup(script) for script in scripts], {"title": title, "summary": summary}
+    template = _ENVIRONMENT.get_template("page.html")
+    page = template.render(sections=sections, charts=charts, scripts=scripts, hashes=hashes, **told)
     # Half of a character, as JSON may hold, has no encoding.
     return page.encode("utf-8", "replace").decode()
 

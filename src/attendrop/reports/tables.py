@@ -61,17 +61,14 @@ class ResultTable:
             signs = "".join(_LATEX_MARKS[mark] for mark in marks)
             return (rf"\textbf{{{text}}}" if best else text) + (f"$^{{{signs}}}$" if signs else "")
 
-        def escaped(text: str) -> str:
-            return in_latex(text).replace(AHEAD, r"$\dagger$").replace(BEHIND, r"$\ddagger$")
-
-        rows = [[escaped(label), *row] for label, *row in self.wide(cell)]
-        frame = pd.DataFrame(rows, columns=[*map(escaped, ("method", *self.headers))])
-        sides = "l" + "r" * len(self.headers)
-        return str(frame.to_latex(index=False, column_format=sides, caption=escaped(self.caption)))
+        rows = [[in_latex(label), *row] for label, *row in self.wide(cell)]
+        frame = pd.DataFrame(rows, columns=[*map(in_latex, ("method", *self.headers))])
+        caption = in_latex(self.caption).replace(AHEAD, r"$\dagger$").replace(BEHIND, r"$\ddagger$")
+        return str(frame.to_latex(index=False, column_format="l" + "r" * len(self.headers), caption=caption))
 
     def csv(self) -> str:
         """Return the table as CSV: a line for each method and column, the scores in full precision and not scaled."""
-        order = [self.methods.index(label) for label in self.cells["method"]]
+        order = self.cells["method"].map(self.methods.index)
         cells = self.cells.assign(order=order).sort_values(["order", "column"], kind="stable")
         return str(cells[_CSV].to_csv(index=False, lineterminator="\n"))
 
@@ -85,13 +82,13 @@ def make_result_table(results: Results) -> ResultTable:
     """
     overall = {(name, row.label): p for row in results.overall for name, p in row.p_values.items()}
     answers = [each.answer for each in results.settings]
-    cells = []
+    names = ["method", "column", "setting", "metric", "seeds", "mean", "std", "text", "partial", "marks"]
+    cells, counts = [], set()
     for column, (setting, answer) in enumerate(zip(results.settings, answers, strict=True)):
-        rows, scale = [row for row in answer.rows if row.scores], score_scale(answer.metric)
-        most = max((row.n for row in rows), default=0)
-        for row in rows:
-            p = overall.get((setting.name, row.label)) if overall else row.p_holm
-            marks = ""
+        scale, most = score_scale(answer.metric), max((row.n for row in answer.rows), default=0)
+        counts.add(most)
+        for row in answer.rows:
+            p, marks = overall.get((setting.name, row.label)) if overall else row.p_holm, ""
             if p is not None and p <= ALPHA and row.difference is not None and row.difference.n >= MIN_SEEDS:
                 marks = AHEAD if row.difference.mean.value > 0 else BEHIND
             values = [row.mean] if row.std is None else [row.mean, row.std]
@@ -101,16 +98,13 @@ def make_result_table(results: Results) -> ResultTable:
             cells.append(
                 (row.label, column, setting.name, answer.metric, row.n, row.mean, row.std, text, row.n < most, marks)
             )
-    names = ["method", "column", "setting", "metric", "seeds", "mean", "std", "text", "partial", "marks"]
     frame = pd.DataFrame(cells, columns=names, dtype=object)
     frame = frame.astype({"column": int, "seeds": int, "mean": float, "std": float, "partial": bool})
     models, tasks = {found.model for found in answers}, {found.data or found.task for found in answers}
-    is_error = any(score_scale(found.metric) == 1 for found in answers)
-    headers, metrics = [each.name for each in results.settings], {found.metric for found in answers}
-    if len(metrics) > 1:
-        headers = [f"{each.name}, {each.answer.metric}" for each in results.settings]
-    if not is_error and len(models) == 1 < len(tasks) == len(answers):
-        metric = metrics.pop() if len(metrics) == 1 else _AVERAGE
+    metrics = list(dict.fromkeys(found.metric for found in answers))
+    headers = [each.name + (f", {each.answer.metric}" if len(metrics) > 1 else "") for each in results.settings]
+    if len(models) == 1 < len(tasks) == len(answers) and all(score_scale(metric) != 1 for metric in metrics):
+        metric = metrics[0] if len(metrics) == 1 else _AVERAGE
         for label, own in frame.groupby("method", sort=False):
             if len(own) == len(answers):
                 mean, seeds, partial = own["mean"].mean(), own["seeds"].min(), bool(own["partial"].any())
@@ -120,30 +114,24 @@ def make_result_table(results: Results) -> ResultTable:
         headers.append(_AVERAGE)
     whole = frame["mean"].where(~frame["partial"].astype(bool))
     frame["best"] = (whole == whole.groupby(frame["column"]).transform("max")).astype(int)
-    return ResultTable(frame, tuple(results.labels), tuple(headers), _caption(results, frame))
+
+    seeds_told = " or ".join(str(count) for count in sorted(counts - {0}))
+    spread = "of one seed" if seeds_told == "1" else f"mean ± standard deviation of {seeds_told} seeds"
+    reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
+    rows = f" on {answers[0].scored_on}" if len(answers) == 1 else ""
+    scaled = "" if all(score_scale(metric) == 1 for metric in metrics) else " times 100"
+    of_models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
+    parts = [f"{', '.join(metrics)}{scaled} of {of_models}{rows}, {spread}; the best in bold"]
+    if frame["partial"].any():
+        parts.append("In parentheses: the number of seeds, if fewer")
+    if frame["marks"].str.contains(f"[{AHEAD}{BEHIND}]").any():
+        over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
+        parts.append(f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only")
+    if frame["marks"].str.contains(FLATTERED, regex=False).any():
+        parts.append(f"{FLATTERED} chosen on the rows of the score, which is optimistic")
+    return ResultTable(frame, tuple(results.labels), tuple(headers), f"{'. '.join(parts)}.")
 
 
 def score_scale(metric: str) -> float:
     """Return the factor with which scores are shown: 100, or 1 for errors, ``neg_...``, which are shown as they are."""
     return 1.0 if metric.startswith("neg_") else 100.0
-
-
-def _caption(results: Results, cells: pd.DataFrame) -> str:
-    answers = [each.answer for each in results.settings]
-    counts = sorted({max(row.n for row in found.rows) for found in answers if found.rows})
-    spread = "of one seed" if counts == [1] else f"mean ± standard deviation of {' or '.join(map(str, counts))} seeds"
-    reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
-    metrics = ", ".join(dict.fromkeys(found.metric for found in answers))
-    models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
-    rows = f" on {answers[0].scored_on}" if len(answers) == 1 else ""
-    scaled = "" if all(score_scale(found.metric) == 1 for found in answers) else " times 100"
-    marks = "".join(cells["marks"])
-    over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
-    parts = [f"{metrics}{scaled} of {models}{rows}, {spread}; the best in bold"]
-    if cells["partial"].any():
-        parts.append("In parentheses: the number of seeds, if fewer")
-    if AHEAD in marks or BEHIND in marks:
-        parts.append(f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only")
-    if FLATTERED in marks:
-        parts.append(f"{FLATTERED} chosen on the rows of the score, which is optimistic")
-    return f"{'. '.join(parts)}."
