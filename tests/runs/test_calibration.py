@@ -10,8 +10,8 @@ import torch
 from helpers import tiny, zoo
 
 from attendrop.errors import AttendropError
+from attendrop.runs.config import Source
 from attendrop.runs.inference import predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.train import divide_logits, train
 
 

@@ -12,8 +12,7 @@ from helpers import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attendrop.errors import AttendropError
-from attendrop.runs.data import Parts, encode_parts
-from attendrop.runs.data_report import data_report, report_table, report_warnings
+from attendrop.runs.data import Parts, data_report, encode_parts, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.types.base import TaskType

@@ -16,9 +16,8 @@ from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
 
 import attendrop
 from attendrop import cli
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.inference import predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
 from attendrop.studies.units import CHEAP

@@ -14,8 +14,8 @@ import pytest
 from helpers import tiny
 
 from attendrop import cli
+from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.train import train, train_seeds
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.compare import compare

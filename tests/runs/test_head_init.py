@@ -15,11 +15,11 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 
 import attendrop
 from attendrop.errors import AttendropError
+from attendrop.runs.config import Source
 from attendrop.runs.data import encode_parts
 from attendrop.runs.head_init import init_head
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import default_pooling, load_for
-from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run

@@ -18,7 +18,7 @@ import pytest
 from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
-from attendrop.runs.data_report import SKIPPED
+from attendrop.runs.data import SKIPPED
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, read_run
 from attendrop.support.files import sha256, write_json
 

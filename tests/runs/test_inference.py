@@ -22,10 +22,10 @@ from helpers.command_line import Captured
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs import inference
+from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_card import baseline_card, model_card, pruned_card
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.model_source import Source
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.train import train
 from attendrop.tasks.base import encode_columns
@@ -41,7 +41,7 @@ YES_NO = Classification(("no", "yes"))
 def save_run(folder: Path, columns: list[str], task_type: TaskType = YES_NO) -> Path:
     """A finished run, without training."""
     tiny.save_tiny_bert(folder)
-    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, task_type))
+    model, _ = load_for(str(folder), files_task(columns, task_type))[:2]
     model.save_pretrained(folder)
     config = {"text_columns": columns, "label_column": "label", "max_length": 24}
     metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
@@ -73,7 +73,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs: Path) -> None:
-    model, tokenizer = load_model_and_tokenizer(str(runs / "single"), None)
+    model, tokenizer = load_for(str(runs / "single"), None)[:2]
     texts = [tiny.sentence(n) for n in range(50)]
     encoded = encode_columns({"text": texts}, files_task(["text"], YES_NO), tokenizer, 24)
     widths = []

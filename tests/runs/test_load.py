@@ -16,8 +16,8 @@ from helpers import tiny
 import attendrop
 from attendrop import AttendropError
 from attendrop.runs import inference
+from attendrop.runs.config import Source
 from attendrop.runs.inference import predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
+from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_config, load_for
-from attendrop.runs.model_source import Source
 from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import with_training
 from attendrop.runs.run_folder import keeps_model

@@ -16,7 +16,7 @@ import transformers as hf
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_loading import load_for
 from attendrop.support import files as models
 from attendrop.support.files import resolve_model
 from attendrop.tasks.base import Task
@@ -31,7 +31,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_head_fits_the_task(bert: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = load_model_and_tokenizer(str(bert), TASK)
+    model, tokenizer = load_for(str(bert), TASK)[:2]
     assert model.config.id2label == {0: "no", 1: "yes", 2: "perhaps"}
     assert model.config.problem_type == "single_label_classification"
     logits = model(**tokenizer("the cat", "a dog", return_tensors="pt")).logits
@@ -39,31 +39,31 @@ def test_head_fits_the_task(bert: Path, caplog: pytest.LogCaptureFixture, capfd:
     assert not caplog.records
     assert "MISSING" not in capfd.readouterr().err
     with pytest.raises(AttendropError, match=r"has no trained head \(classifier.bias is missing\)"):
-        load_model_and_tokenizer(str(bert), None)  # it would predict at random
+        load_for(str(bert), None)  # it would predict at random
     with pytest.raises(AttendropError, match="'bert' are none of transformers' AutoModelForSeq2SeqLM, which transl"):
-        load_model_and_tokenizer(str(bert), named_task("wmt16-en-ro"))
+        load_for(str(bert), named_task("wmt16-en-ro"))
 
 
 def test_head_of_another_size_is_replaced_with_a_warning(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, tokenizer = load_model_and_tokenizer(str(bert), TASK)
+    model, tokenizer = load_for(str(bert), TASK)[:2]
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
-    load_model_and_tokenizer(str(tmp_path), None)
+    load_for(str(tmp_path), None)
     assert not caplog.records
-    load_model_and_tokenizer(str(tmp_path), named_task("rte"))
+    load_for(str(tmp_path), named_task("rte"))
     assert "has another number of outputs; a new one takes its place" in caplog.text  # a linear probe, mostly
 
 
 def test_a_head_that_is_kept_for_other_classes_is_named(
     bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for part in load_model_and_tokenizer(str(bert), TASK):
+    for part in load_for(str(bert), TASK)[:2]:
         part.save_pretrained(tmp_path)
-    load_model_and_tokenizer(str(tmp_path), replace(TASK, label_names=("No", "yes", "perhaps")))
+    load_for(str(tmp_path), replace(TASK, label_names=("No", "yes", "perhaps")))
     assert not caplog.records
-    load_model_and_tokenizer(str(tmp_path), replace(TASK, label_names=("maybe", "no", "yes")))
+    load_for(str(tmp_path), replace(TASK, label_names=("maybe", "no", "yes")))
     assert "its outputs for 'no', 'yes', 'perhaps' start as those for 'maybe', 'no', 'yes'; to" in caplog.text
 
 
@@ -74,7 +74,7 @@ def test_missing_weights_of_the_body_are_named(bert: Path, tmp_path: Path, caplo
     weights = {name: value for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path, state_dict=weights)
     hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    load_model_and_tokenizer(str(tmp_path), TASK)
+    load_for(str(tmp_path), TASK)
     assert "16 weights of" in caplog.text
     assert "start at random" in caplog.text
 
@@ -87,7 +87,7 @@ def test_tokenizer_without_padding_token(bert: Path, tmp_path: Path) -> None:
     plain = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[SEP]")
     assert plain.pad_token is None
     plain.save_pretrained(tmp_path)
-    model, loaded = load_model_and_tokenizer(str(tmp_path), TASK)
+    model, loaded = load_for(str(tmp_path), TASK)[:2]
     assert loaded.pad_token == "[SEP]"
     assert model.config.pad_token_id == loaded.pad_token_id
     batch = loaded(
@@ -119,7 +119,7 @@ def fake_folder(folder: Path, *names: str) -> str:
 )  # fmt: skip
 def test_what_cannot_be_loaded(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(AttendropError, match=re.escape(message)) as raised:
-        load_model_and_tokenizer(make(tmp_path), TASK)
+        load_for(make(tmp_path), TASK)
     assert "\n" not in str(raised.value)
 
 
@@ -134,7 +134,7 @@ def test_code_of_a_repository_is_not_run(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     (tmp_path / "evil.py").write_text("raise SystemExit('code was run')")
     with pytest.raises(AttendropError, match="needs code from its own repository"):
-        load_model_and_tokenizer(str(tmp_path), TASK)
+        load_for(str(tmp_path), TASK)
 
 
 def test_tokenizer_of_another_model_is_refused(bert: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_tokenizer_of_another_model_is_refused(bert: Path, tmp_path: Path) -> No
     hf.BertModel(config).save_pretrained(tmp_path)
     hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     with pytest.raises(AttendropError, match="they do not belong together"):
-        load_model_and_tokenizer(str(tmp_path), TASK)
+        load_for(str(tmp_path), TASK)
 
 
 INVENTED = {"bert": hf.BertConfig, "xlm-roberta": hf.XLMRobertaConfig}
@@ -158,7 +158,7 @@ def test_a_tokenizer_without_its_vocabulary_is_not_made_up(bert: Path, tmp_path:
     message = f"The model in '{tmp_path}' has no tokenizer: there is no tokenizer.json or "
     for task in (TASK, None):  # to train, and to predict
         with pytest.raises(AttendropError, match=re.escape(message)):
-            load_model_and_tokenizer(str(tmp_path), task)
+            load_for(str(tmp_path), task)
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import partial_of
+from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.run_trainer import RunCallback
 from attendrop.runs.train import train
 from attendrop.support.files import sha256, write_json

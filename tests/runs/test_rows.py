@@ -16,10 +16,9 @@ from helpers.stand_in_data import write_stand_ins
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop import cli
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.data import Parts
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 

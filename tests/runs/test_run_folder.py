@@ -24,11 +24,11 @@ import attendrop
 from attendrop import ADDrop, AttendropError, cli
 from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
+from attendrop.runs.config import Source, partial_of
 from attendrop.runs.inference import evaluate, load_finished_run
-from attendrop.runs.model_source import Source, check_keeps_model
-from attendrop.runs.run_file import partial_of
 from attendrop.runs.run_folder import (
     check_folder,
+    check_keeps_model,
     holds_run,
     input_files,
     is_main_process,

@@ -21,10 +21,8 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source, run_file
 from attendrop.runs.inference import evaluate
-from attendrop.runs.model_source import Source
-from attendrop.runs.run_file import run_file
 from attendrop.runs.run_metrics import epoch_metrics
 from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import summarise, train

@@ -15,11 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source, preset
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_file import preset
 from attendrop.runs.run_folder import holds_run
 from attendrop.runs.train import announce_run, train
 

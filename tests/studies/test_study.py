@@ -22,8 +22,7 @@ from attendrop.cli.progress import StudyProgress, duration
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.methods.core.registry import build_method, get_method, method_names
-from attendrop.runs.config import RunConfig, checked, declared
-from attendrop.runs.model_source import Source
+from attendrop.runs.config import RunConfig, Source, checked, declared
 from attendrop.studies.comparison import Comparison
 from attendrop.studies.executor import open_runner
 from attendrop.studies.study import check_study_folder, default_folder, make_report, overall_rows, write_compared

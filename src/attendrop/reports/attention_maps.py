@@ -36,9 +36,8 @@ from attendrop.reports.attention_drops import (
     record_drops,
 )
 from attendrop.runs.config import RunConfig
-from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
-from attendrop.runs.model_source import check_finished, check_keeps_model
-from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.runs.model_loading import load_config, load_for
+from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
 from attendrop.support.models import compute_device, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
@@ -262,7 +261,7 @@ def load_stages(
 
 def _of_model(name: str, method: Method, seed: int) -> Stages:
     if is_pruned(name):
-        model, tokenizer = load_model_and_tokenizer(name, None)
+        model, tokenizer = load_for(name, None)[:2]
         note = ""
     else:
         set_seed(seed)
@@ -294,7 +293,7 @@ def _of_run(
     metrics = read_metrics(folder) or {}
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     check_keeps_model(str(folder))
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    model, tokenizer = load_for(str(folder.absolute()), None)[:2]
     task_type = task_type_of_model(model.config)
     task = files_task(config.text_columns, task_type) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)

@@ -7,11 +7,9 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,7 +253,13 @@ def run_metrics(
     if "unlabelled" in found["data"]:
         found["data"]["unlabelled"] |= (trainer.head_init or {}).get("unlabelled") or {"used": False}
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
-    parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
+    parameters, peak = list(trainer.accelerator.unwrap_model(trainer.model).parameters()), 0
+    if trainer.args.device.type == "cuda":
+        peak = int(torch.cuda.max_memory_allocated(trainer.args.device))
+    elif sys.platform != "win32":  # where it is not known
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return found | {
         "best_epoch": len(history) if selected is not None else next(chosen, len(history)),
         "history": history,
@@ -266,7 +270,7 @@ def run_metrics(
         "steps": state.global_step,
         "planned_steps": state.max_steps,
         "train_seconds": round(trainer.meter.seconds_so_far + (selected["seconds"] if selected else 0), 3),
-        "peak_memory_bytes": _peak_memory(trainer.args.device),
+        "peak_memory_bytes": peak,
         "parameters": {
             "total": sum(each.numel() for each in parameters),
             "trained": sum(each.numel() for each in parameters if each.requires_grad),
@@ -342,22 +346,3 @@ def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, floa
         else float(np.average([value for value, _ in pairs], weights=[steps for _, steps in pairs]))
         for name, pairs in found.items()
     }
-
-
-def reset_peak_memory() -> None:
-    """Reset the peak memory, since a process may train several models. On a CPU, Linux alone can."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of tensors on a GPU, else of the process; 0 where it is not known (Windows)."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

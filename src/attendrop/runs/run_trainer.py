@@ -202,7 +202,7 @@ def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = Fal
     """
     config, selecting = run.config, run.parts.selection is not None
     saved = "epoch" if not timed else "best" if run.chooses_epoch else "no"
-    return _arguments(
+    return training_arguments(
         config,
         output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=./~/run, is not replaced
         num_train_epochs=num_epochs(config, rows),
@@ -219,13 +219,8 @@ def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = Fal
     )
 
 
-def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingArguments:
-    """Make the arguments for fine-tuning a pruned model, with the options of its run."""
-    return _arguments(config, output_dir=folder, num_train_epochs=epochs, save_strategy="no", report_to="none")
-
-
-def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
-    """Make training arguments from a run's resolved options and additional ones."""
+def training_arguments(config: RunConfig, **own: Any) -> TrainingArguments:
+    """Make training arguments from a run's resolved options and its ``own``; also to fine-tune a pruned model."""
     assert config.batch_size is not None and config.learning_rate is not None
     try:
         arguments = TrainingArguments(
