@@ -111,12 +111,6 @@ def score(run: Path, captured: Captured) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluate_repeats_the_score_of_a_run(folder: Path, kind: str, capsys: Captured) -> None:
-    run = trained(folder, kind)
-    assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_predictions_in_python_are_those_of_a_file(folder: Path, tmp_path: Path, kind: str) -> None:
     run, output, file = trained(folder, kind), tmp_path / "out.jsonl", folder / f"{kind}-dev.jsonl"
     predict(str(run), Source(file=str(file), device="cpu"), str(output))

@@ -117,15 +117,3 @@ def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, fold
     if found.values.dtype == bool:
         assert found.values.mean() == metrics["score"]
     assert np.isfinite(found.values).all()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "family"),
-    [pytest.param(*pair, marks=() if number == 0 else pytest.mark.slow) for number, pair in enumerate(PAIRS)],
-)
-def test_recorded_attributions_act_from_the_second_epoch(kind: str, family: str, folder: Path, tmp_path: Path) -> None:
-    metrics, _ = run(folder, tmp_path / "run", kind, family, "ad-drop", {"attribution": "recorded", "layers": "all"})
-    first, *_, last = metrics["history"]
-    assert not first["dropped"].get("ad-drop") and last["dropped"]["ad-drop"] > 0
-    assert metrics["records"]["rows"] >= 16 and metrics["records"]["forgotten"] == 0

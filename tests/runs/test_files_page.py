@@ -14,8 +14,6 @@ import pytest
 from helpers import tiny
 
 from attendrop import cli
-from attendrop.runs.config import Source
-from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.train import train, train_seeds
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.compare import compare
@@ -123,17 +121,3 @@ def test_the_page_lists_what_is_written(
     matched = {row for folder, path in written for row in rows_of(path, kinds[folder])}
     named = {(kind, name) for kind, names in tables().items() for name in names}
     assert {row for row in named - matched if row[1] not in ELSEWHERE} == set()
-
-
-def test_other_commands_write_the_files_that_are_named(shared: Path, plain: Path, tmp_path: Path) -> None:
-    before = {str(path): path.read_bytes() for path in plain.rglob("*") if path.is_file()}
-    (tmp_path / "in.csv").write_text(f"{(shared / 'dev.csv').read_text()},,no\n")
-    source = Source(file=f"{tmp_path}/in.csv", device="cpu", skip_bad_rows=True)
-    evaluate(str(plain), source, report=True)
-    predict(
-        str(plain),
-        Source(**vars(source) | {"skipped_file": f"{tmp_path}/out.csv.skipped.jsonl"}),
-        f"{tmp_path}/out.csv",
-    )
-    assert {str(path): path.read_bytes() for path in plain.rglob("*") if path.is_file()} == before
-    assert sorted(os.listdir(tmp_path)) == ["in.csv", "out.csv", "out.csv.skipped.jsonl", "plain"]

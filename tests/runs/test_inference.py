@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 import yaml
 from helpers import tiny
 from helpers.command_line import Captured
@@ -86,19 +85,6 @@ def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs
     with torch.no_grad():
         one_by_one = [model(**tokenizer(text, return_tensors="pt")).logits[0].numpy() for text in texts]
     np.testing.assert_allclose(logits, one_by_one, atol=1e-5)
-
-
-def test_chunks_change_nothing(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(file=str(write_rows(tmp_path / "in.csv", 30)))
-    whole = evaluate(str(runs / "single"), source)
-    predict(str(runs / "single"), source, str(tmp_path / "whole.csv"))
-    monkeypatch.setattr(inference, "CHUNK_ROWS", 7)
-    assert evaluate(str(runs / "single"), source) == whole
-    predict(str(runs / "single"), source, str(tmp_path / "chunks.csv"))
-    assert [row["index"] for row in read_csv(tmp_path / "chunks.csv")] == [str(n) for n in range(30)]
-    for one, other in zip(read_csv(tmp_path / "whole.csv"), read_csv(tmp_path / "chunks.csv"), strict=True):
-        assert one["label"] == other["label"]
-        assert float(one["probability"]) == pytest.approx(float(other["probability"]), abs=2e-6)
 
 
 def no_logits(encoded: dict[str, list[Any]]) -> Any:
@@ -395,17 +381,6 @@ def test_options_go_over_those_of_training(runs: Path) -> None:
     task = files_task(["text"], YES_NO)
     lengths = [model.outputs(columns, task, Source(max_length=given))[0]["length"] for given in (None, 5, 7)]
     assert lengths == [[10], [5], [7]]
-
-
-def test_one_predicted_class_is_pointed_out(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = save_run(tmp_path / "run", ["text"])
-    model = hf.AutoModelForSequenceClassification.from_pretrained(run)
-    with torch.no_grad():
-        model.classifier.bias[:] = torch.tensor([-50.0, 50.0])
-    model.save_pretrained(run)
-    found = evaluate(str(run), Source(file=str(write_rows(tmp_path / "in.csv", 10))))
-    assert found["predicted"] == {"yes": 10}
-    assert "The model predicts one class for all 10 rows: yes." in caplog.text
 
 
 def test_scores_of_training_rows_are_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig, read_run_file, run_file
+from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
 from attendrop.runs.data import sampled_rows as sampled
 from attendrop.runs.resolved_run import resolve_run
@@ -211,12 +211,3 @@ def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have
     assert units[0].key() == Unit(units[0].config.filled(label_names=None)).key()  # as before there was the option
     for elsewhere in ({"label_type": "number"}, {"text_columns": ("text", "other")}):
         assert config(named, **elsewhere).label_names is None
-
-
-def test_options_of_a_run_are_read_back_as_they_were_given(named: Path) -> None:
-    (named / "names.csv").write_text(FILE)
-    for given in ("none", None, "auto", str(named / "names.csv")):
-        run = config(named, label_names=given)
-        (named / "run.yaml").write_text(run_file(run))
-        again = read_run_file(str(named / "run.yaml"))
-        assert RunConfig(**again | {"seed": 0, "output_dir": run.output_dir}) == run

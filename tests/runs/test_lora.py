@@ -25,7 +25,6 @@ from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import with_training
-from attendrop.runs.run_folder import keeps_model
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -159,13 +158,6 @@ def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
 def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given: str, message: str) -> None:
     arguments = train_arguments(folder, tmp_path / "run", "--max-steps", "2", "--quiet", "--lora", given)
     assert_refused(arguments, tmp_path / "run", message, capsys)
-
-
-def test_what_the_method_drops_in_it_is_shown(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shown = ["attend", f"{folder}/run", "the cat sees", "--text-pair", "a dog", "--output", f"{tmp_path}/a.html"]
-    assert cli.main(shown) == 0
-    assert "Crossed out: what ad-drop drops." in capsys.readouterr().out
-    assert keeps_model(folder / "run")  # so that it can be pushed
 
 
 def test_methods_that_cannot_act_on_an_adapter_say_so_at_once(folder: Path) -> None:

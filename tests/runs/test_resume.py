@@ -106,14 +106,6 @@ def test_the_time_before_a_resumption_counts() -> None:
     assert meter.seconds_so_far >= meter.seconds_before == 1000
 
 
-def test_a_short_run_keeps_its_scores_only(shared: Path, tmp_path: Path) -> None:
-    """The last weights are not the best."""
-    config = tiny.config(shared, output_dir=str(tmp_path / "timed"), **CHANGES_MUCH)
-    metrics = train(config, keep_model=False, checkpoint_seconds=60)
-    assert sorted(os.listdir(tmp_path / "timed")) == ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
-    assert metrics["best_epoch"] < 4
-
-
 def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(
     shared: Path, tmp_path: Path, stop_at: Callable[[int], Any], caplog: pytest.LogCaptureFixture
 ) -> None:

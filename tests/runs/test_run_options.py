@@ -123,14 +123,6 @@ def test_balanced_loss_does_not_depend_on_how_a_step_is_cut() -> None:
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_class_weights_are_for_classes(folder: Path) -> None:
-    tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
-    options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "class_weights": "balanced"}
-    with pytest.raises(AttendropError, match="class-weights='balanced' needs classes"):
-        train(tiny.config(folder, "weighted-numbers", **options))
-    assert not (folder / "weighted-numbers").exists()
-
-
 def test_an_epoch_is_what_all_its_logs_say_together(folder: Path, capsys: Captured) -> None:
     log = [{"loss": 1.0, "step": 4, "epoch": 0.8}, {"loss": 6.0, "step": 5, "epoch": 1.0, "x/dropped": 0.5}]
     assert epoch_metrics(log, 1).items() >= {"loss": 2.0, "x/dropped": 0.5}.items()
@@ -175,16 +167,6 @@ def test_metrics_are_reported_where_it_is_asked_and_tensorboards_within_the_fold
     train(tiny.config(folder, "recorded", report_to="tensorboard", options={"cross_tuning": False}, epochs=1))
     assert {place for place, _ in told} == {str(folder / ".recorded.partial" / "tensorboard")}
     assert {"loss", "ad_drop/dropped", "eval_accuracy"} <= set().union(*(names for _, names in told))
-
-
-def test_missing_package_of_an_integration_is_named(
-    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find, name = importlib.util.find_spec, "tensorboard"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if name in package else find(package))
-    assert cli.main(arguments(folder, "reported", "--report-to", name)) == 2
-    assert f"Error: report-to {name} needs the package {name}; run `pip install {name}`." in capsys.readouterr().err
-    assert not (folder / "reported").exists()
 
 
 # run.yaml ------------------------------------------------------------------------------------------------------------

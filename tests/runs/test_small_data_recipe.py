@@ -39,12 +39,6 @@ def folder(own: Path) -> Path:
     return own
 
 
-def test_the_frozen_start_alone_is_scored_on_rows_held_out(own: Path) -> None:
-    found = train(tiny.config(own, "none", **HELD_OUT | {"epochs": None, "max_steps": 0, "head_init": "linear-probe"}))
-    assert (found["steps"], found["data"]["rows"], found["score"]) == (0, {"train": 36, "selection": 4}, None)
-    assert 0 <= found["selection_score"] <= 1
-
-
 def resolved(folder: Path, **options: Any) -> ResolvedRun:
     return resolve_run(tiny.config(folder, "unused", **(ASK | options)))
 

@@ -194,12 +194,6 @@ def test_what_the_method_was_rewarded_on_is_said(
     assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
 
 
-def test_a_metric_rewards_without_rows_that_select_an_epoch(folder: Path) -> None:
-    options = {"score": "metric", "dropout_step": 1}
-    how: dict[str, Any] = {"method": "attendout", "options": options, "max_steps": 4, "selection_fraction": 0.0}
-    assert len(train(tiny.config(folder, "metric", **how))["dropout_steps"]) == 4
-
-
 @pytest.mark.parametrize("refit", [False, True])
 def test_no_epoch_of_a_search_is_the_best(folder: Path, refit: bool) -> None:
     """Though its score is that of all others: its model was discarded."""

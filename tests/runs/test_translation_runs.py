@@ -72,17 +72,3 @@ def test_texts_are_translated_to_any_format(pairs: Path, tmp_path: Path) -> None
     assert [row["index"] for row in rows if row["skipped"] is None] == [1, 4] and len(rows) == 6
     one, other = (row["translation"] for row in rows if row["skipped"] is None)
     assert (tmp_path / "out.txt").read_text() == f"\n{one}\n\n\n{other}\n\n"  # line by line, as the input
-
-
-@pytest.mark.slow
-def test_a_translator_learns(pairs: Path) -> None:
-    tiny_translators.save_tiny_marian(pairs / "wider", size=32, init_std=0.1)
-    for name, numbers in {"many": range(1000), "new": range(3000, 3060)}.items():
-        tiny_translators.write_pairs(pairs, name, numbers)
-    asked = train(pairs, "learnt", "--model", f"{pairs}/wider", "--method", "finetune", "--max-steps", "300")
-    asked += ["--batch-size", "16", "--learning-rate", "3e-3"]
-    files = {"--train-file": "many", "--eval-file": "new"}
-    for option, name in files.items():
-        asked[asked.index(option) + 1] = f"{pairs}/{name}.en,{pairs}/{name}.ro"
-    assert cli.main(asked) == 0
-    assert tiny.read_metrics(pairs / "learnt")["all_scores"]["dev"]["chrf"] > 0.8

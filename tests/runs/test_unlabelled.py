@@ -143,15 +143,6 @@ def test_texts_that_do_harm_are_left_out_and_the_model_is_as_without_them(
     assert tiny.scores_of(found) == tiny.scores_of(without)
 
 
-def test_a_large_file_is_sampled_and_the_only_column_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.tasks.class_names.MOST_TEXTS", 15)
-    write(data / "texts.csv", texts(100, 40), "message")
-    found = parts(data)
-    assert found.unlabelled_numbers == {"texts": 15, "repeated": 0, "not_sampled": 25, "scored": 0}
-    assert set(found.unlabelled["text"]) < set(texts(100, 40))
-    assert parts(data, seed=1).unlabelled["text"] == found.unlabelled["text"]
-
-
 def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:
     first = train(config(data, **LINEAR))
     assert train(config(data, **LINEAR), resume=True) == first

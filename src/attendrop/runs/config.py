@@ -438,6 +438,8 @@ class RunConfig:
             if self.label_type not in ("auto", self.task):
                 raise AttendropError(f"Task {self.task!r} and label-type {self.label_type!r} differ; give one of them.")
             self._set(label_type=self.task, task=None)
+        if self.task is not None and self.train_file is None:
+            refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
         self._check_options()
         if self.train_file is not None:
             self._complete_columns(self.train_file)
@@ -466,35 +468,26 @@ class RunConfig:
 
     def _check_options(self) -> None:
         """Refuse options that contradict each other, without looking into files."""
-        if self.task is None and self.train_file is None:
-            raise AttendropError(
-                "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
-                "lists."
-            )
-        if self.task is not None and self.train_file is not None:
-            raise AttendropError(
-                f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
-                f"{self.task!r}; give one of these, or omit one of the two."
-            )
-        if self.task is not None:
-            refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
-        if self.train_file is not None and self.data_dir is not None:
-            raise AttendropError("data-dir is for tasks; omit it for a train-file.")
+        has_task, has_file, paper = self.task is not None, self.train_file is not None, self.protocol == "paper"
+        unscored, held_out = has_file and not (self.eval_file or self.test_fraction), self.selection_fraction != 0
+        refused = {
+            "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
+            "lists.": not has_task and not has_file,
+            f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+            f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
+            "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
+            "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
+            "lora.": self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None),
+            "protocol 'paper' selects the epoch on the eval-file; give one.": paper and unscored,
+        }
         for one, other, conflict in _CONFLICTS:
-            if getattr(self, one) and getattr(self, other):
-                raise AttendropError(f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one.")
-        if self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None):
-            raise AttendropError(
-                "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit "
-                "and lora."
-            )
-        paper = self.protocol == "paper"
-        if paper and self.train_file and not (self.eval_file or self.test_fraction):
-            raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
-        nothing_held_out = paper or self.selection_fraction == 0
+            message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."
+            refused[message] = getattr(self, one) and getattr(self, other)
         for name in ("calibrate", "refit") if paper else ("patience", "calibrate", "refit"):
-            if nothing_held_out and getattr(self, name):
-                raise AttendropError(f"{name} needs rows held out from training, but there are none; omit it.")
+            message = f"{name} needs rows held out from training, but there are none; omit it."
+            refused[message] = getattr(self, name) and (paper or not held_out)
+        if message := next((each for each, is_so in refused.items() if is_so), ""):
+            raise AttendropError(message)
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""

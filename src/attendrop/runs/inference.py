@@ -171,11 +171,8 @@ class FinishedRun(ResolvedRun):
     def sets(self) -> dict[str, Dataset]:
         """Return the encoded rows on which models are scored, by name."""
         held_out = {"selection": self.parts.selection} if self.chosen_on == "selection" else {}
-        return {name: self.encoded(part) for name, part in (held_out | self.parts.report).items() if part is not None}
-
-    def encoded(self, rows: Dataset) -> Dataset:
-        """Tokenize rows as the run did."""
-        return encode(rows, self.task, self.tokenizer, self.config.max_length)
+        parts = {name: part for name, part in (held_out | self.parts.report).items() if part is not None}
+        return {name: encode(part, self.task, self.tokenizer, self.config.max_length) for name, part in parts.items()}
 
     def outputs(
         self,
@@ -266,7 +263,7 @@ def evaluate(
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
     if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
-    found = rows.found(model) | {
+    found = _described(model, rows) | {
         "metric": rows.task.metric,
         "score": scores[rows.task.metric],
         "all_scores": scores,
@@ -329,7 +326,7 @@ def predict(
         for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
         writer.write_left_out()
-    return rows.found(model) | {"output": output}
+    return _described(model, rows) | {"output": output}
 
 
 def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
@@ -416,16 +413,11 @@ class _Rows:
         elif file is not None:
             Path(file).unlink(missing_ok=True)  # that of an earlier call
 
-    def found(self, model: RunModel) -> dict[str, Any]:
-        """Return what results say of the rows."""
-        return {
-            "model": model.folder,
-            "task": self.task.name,
-            "source": self.place,
-            "split": self.split,
-            "rows": self.done,
-            "skipped": len(self.bad.skipped),
-        }
+
+def _described(model: RunModel, rows: _Rows) -> dict[str, Any]:
+    """Return what results say of the rows."""
+    found = {"model": model.folder, "task": rows.task.name, "source": rows.place, "split": rows.split}
+    return found | {"rows": rows.done, "skipped": len(rows.bad.skipped)}
 
 
 def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:

@@ -114,8 +114,8 @@ def frozen_features(
 ) -> Array:
     """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
 
-    Special tokens count; padding does not: the sentence embedding of Reimers and
-    Gurevych (2019). In a model with an encoder and a decoder, the encoder is read.
+    Special tokens count; padding does not: the sentence embedding of Reimers and Gurevych (2019). In a model with an
+    encoder and a decoder, the encoder is read.
 
     Returns:
         Unit vectors ``(rows, hidden)`` in float32, in the order of the rows; zeros for a row without tokens.

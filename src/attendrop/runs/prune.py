@@ -42,6 +42,7 @@ from attendrop.runs.run_metrics import scored_run, set_scores
 from attendrop.runs.run_trainer import RunTrainer, run_loss, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
+from attendrop.tasks.base import encode
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted, counted_rows
@@ -259,7 +260,7 @@ def _recover(
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
     logger.info("Fine-tuning for %s with layers %s pruned.", counted(epochs, "epoch"), ", ".join(map(str, layers)))
     trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
-    masked, rows = mask_layers(run.model, layers), run.encoded(trained_on)
+    masked, rows = mask_layers(run.model, layers), encode(trained_on, run.task, run.tokenizer, run.config.max_length)
     with tempfile.TemporaryDirectory() as unused:
         trainer = RunTrainer(
             masked,

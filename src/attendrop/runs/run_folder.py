@@ -290,11 +290,6 @@ def _put(source: Path, folder: Path) -> None:
     os.replace(source, folder)
 
 
-def _is_empty(folder: Path) -> bool:
-    """Return whether a folder is missing, or holds at most what a process that was killed was writing."""
-    return not folder.exists() or all(PARTIAL.fullmatch(path.name) for path in folder.iterdir())
-
-
 def name_aside(folder: Path) -> Path:
     """Return a free name beside a folder or a file, for what is replaced there."""
     names = (folder.with_name(f".{folder.name}.replaced-{number}") for number in count(1))
@@ -308,7 +303,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises AttendropError if the target exists and is not empty, or another process makes it.
     """
     _check_place(target)
-    if not _is_empty(target):
+    if target.exists() and any(target.iterdir()):
         raise AttendropError(f"The output folder '{target}' is not empty; name a new one.")
     with locked(partial_of(target)):
         staged = partial_of(target) / target.name
@@ -356,7 +351,7 @@ def check_folder(
 
     refuse_links(folder)
     begun, held = read_run(partial_of(folder)), read_run(folder)
-    if held is None and not _is_empty(folder):
+    if held is None and folder.exists() and any(folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     run = begun or held
     if overwrite or run is None:

@@ -339,10 +339,8 @@ def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, floa
             last_step = entry["step"]
             for name, value in entry.items() if math.ceil(entry["epoch"]) == epoch else ():
                 found.setdefault(name, []).append((value, entry["steps"]))
-    # Exact, if there is only one.
-    return {
-        name: pairs[0][0]
-        if len(pairs) == 1
-        else float(np.average([value for value, _ in pairs], weights=[steps for _, steps in pairs]))
+    averaged = {
+        name: float(np.average([value for value, _ in pairs], weights=[steps for _, steps in pairs]))
         for name, pairs in found.items()
     }
+    return averaged | {name: pairs[0][0] for name, pairs in found.items() if len(pairs) == 1}  # which is exact
