@@ -111,8 +111,11 @@ def score(run: Path, captured: Captured) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predictions_in_python_are_those_of_a_file(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_evaluation_repeats_the_score_and_predictions_in_python_are_those_of_a_file(
+    folder: Path, tmp_path: Path, kind: str, capsys: Captured
+) -> None:
     run, output, file = trained(folder, kind), tmp_path / "out.jsonl", folder / f"{kind}-dev.jsonl"
+    assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
     predict(str(run), Source(file=str(file), device="cpu"), str(output))
     expected = [[*json.loads(line).values()][1] for line in output.read_text(encoding="utf-8").splitlines()]
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -112,12 +112,10 @@ needs_mount = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, re
 
 
 PRUNE = ["prune", "--layers", "1,", "--device", "cpu", "--quiet", "--output-dir"]
-EXPORT = ["export", "--quiet", "--output"]
-TORCH = [*EXPORT[:1], "--format", "torch", *EXPORT[1:]]
-AFTER_TRAINING = [(PRUNE, "light", 24), (PRUNE, "light", 8), (TORCH, "served", 40), (EXPORT, "served", 60)]
+TORCH = ["export", "--format", "torch", "--quiet", "--output"]
+AFTER_TRAINING = [(PRUNE, "light", 24), (TORCH, "served", 40)]
 
 
-@pytest.mark.sampled(4)
 @needs_mount
 @pytest.mark.parametrize(("command", "name", "kib"), AFTER_TRAINING)
 def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(

@@ -73,15 +73,6 @@ def test_all_methods_and_the_base_model_start_alike(folder: Path) -> None:
     assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in models[0])
 
 
-def test_random_numbers_are_those_of_a_random_start(folder: Path) -> None:
-    states = []
-    for start in ("random", "linear-probe"):
-        model, found, _ = started(folder, head_init=start)
-        states.append(torch.get_rng_state())
-        assert (found is None) is (start == "random") and model.mean_classifier.bias.any() == (start == "linear-probe")
-    assert torch.equal(*states)
-
-
 def test_a_trained_head_is_kept(folder: Path) -> None:
     model, found, _ = started(folder, model=str(folder / "run"), pooling="auto")
     saved = load_file(folder / "run" / "model.safetensors")["mean_classifier.weight"]

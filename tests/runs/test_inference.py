@@ -114,16 +114,7 @@ def write_texts(path: Path, texts: list[str]) -> Source:
     return Source(file=str(path), device="cpu")
 
 
-def test_a_file_without_a_token_that_the_model_knows_is_refused(runs: Path, tmp_path: Path) -> None:
-    source, output = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"]), tmp_path / "out.csv"
-    uses = (lambda: predict(str(runs / "single"), source, str(output)), lambda: evaluate(str(runs / "single"), source))
-    for use in uses:
-        with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
-            use()
-    assert not output.exists()
-
-
-def test_rows_without_a_known_token_among_others_are_counted(
+def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_others(
     runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
@@ -133,6 +124,10 @@ def test_rows_without_a_known_token_among_others_are_counted(
     evaluate(str(runs / "single"), source)
     told = [record.getMessage() for record in caplog.records if "token" in record.getMessage()]
     assert told == ["3 of 5 rows have no token that the model knows: their predictions mean nothing."] * 2
+    source = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"])
+    with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
+        predict(str(runs / "single"), source, str(tmp_path / "none.csv"))
+    assert not (tmp_path / "none.csv").exists()
 
 
 def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path) -> None:
@@ -149,13 +144,6 @@ def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path) -> None:
         probabilities = {name: float(row[f"probability_{name}"]) for name in ("no", "yes")}
         assert sum(probabilities.values()) == pytest.approx(1, abs=2e-6)
         assert max(probabilities, key=probabilities.__getitem__) == row["predicted_label"]
-
-
-def test_a_column_that_predictions_would_replace_is_refused(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("text,probability\na cat,a dog\n")
-    with pytest.raises(AttendropError, match="has a column 'probability'"):
-        predict(str(runs / "single"), Source(file=f"{tmp_path}/in.csv"), f"{tmp_path}/out.csv", keep_columns=True)
-    assert not (tmp_path / "out.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -195,13 +183,12 @@ def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
 
 
-@pytest.mark.parametrize("suffix", ["csv"])
 def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
-    runs: Path, tmp_path: Path, capsys: Captured, suffix: str
+    runs: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     rows = [{"text": "the cat", "=note": text} for text in (*FORMULAS, "-1.5", "+20 %", "-", "a=b", "")]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    output = f"{tmp_path}/out.{suffix}"
+    output = f"{tmp_path}/out.csv"
     asked = ["predict", f"{runs}/single", f"{tmp_path}/in.jsonl", "--output", output, "--keep-columns", "--overwrite"]
     asked += ["--text-columns", "text", "--device", "cpu"]
     assert cli.main(asked) == 0
@@ -213,7 +200,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
 
     def notes(name: str) -> list[str]:
         with Path(output).open(newline="") as file:
-            return [row[name] for row in csv.DictReader(file, delimiter={"csv": ",", "tsv": "\t"}[suffix])]
+            return [row[name] for row in csv.DictReader(file)]
 
     assert notes("=note") == [row["=note"] for row in rows]
     assert cli.main([*asked, "--escape-formulas"]) == 0
@@ -276,9 +263,8 @@ def test_stdin_to_stdout(runs: Path, capsys: Captured, monkeypatch: pytest.Monke
 def test_texts_must_be_as_many_as_in_training(runs: Path, tmp_path: Path) -> None:
     source = Source(file=str(write_rows(tmp_path / "in.csv", 4)), text_columns=("text",))
     message = r"was trained on pairs of texts \(sentence1, sentence2\), not on one text \(text\)"
-    for use in (lambda: evaluate(str(runs / "pair"), source), lambda: predict(str(runs / "pair"), source, "out.csv")):
-        with pytest.raises(AttendropError, match=message):
-            use()
+    with pytest.raises(AttendropError, match=message):
+        predict(str(runs / "pair"), source, "out.csv")
 
 
 def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -325,9 +311,10 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
-@pytest.mark.parametrize("chunk", [1, 100])
+@pytest.mark.parametrize(
+    ("name", "suffix", "chunk"),
+    [*((name, suffix, 1) for name in INPUTS for suffix in ("csv", "txt")), ("bad.csv", "jsonl", 100)],
+)
 def test_there_is_an_answer_to_each_row_also_to_one_that_is_skipped(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, chunk: int
 ) -> None:

@@ -121,14 +121,12 @@ def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: py
     assert hf.AutoConfig.from_pretrained(tmp_path / "served").id2label == {0: "no", 1: "yes"}
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("method", "timed"), [("ad-drop", False), ("finetune", True), ("attendout", False)])
+@pytest.mark.parametrize(("method", "timed"), [("ad-drop", False), ("finetune", True)])
 def test_a_resumed_run_ends_with_the_same_adapter(
     folder: Path, files: Path, stop_at: Callable[[int], Any], method: str, timed: bool
 ) -> None:
     how: dict[str, Any] = {"checkpoint_seconds": 0.0} if timed else {}
     config = ADAPTER | {"method": method, "save_steps": 3}
-    config |= {"options": {"dropout_step": 2}} if method == "attendout" else {}
     if method == "ad-drop":
         (files / "whole").symlink_to(folder / "run")
     else:
@@ -158,11 +156,6 @@ def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
 def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given: str, message: str) -> None:
     arguments = train_arguments(folder, tmp_path / "run", "--max-steps", "2", "--quiet", "--lora", given)
     assert_refused(arguments, tmp_path / "run", message, capsys)
-
-
-def test_methods_that_cannot_act_on_an_adapter_say_so_at_once(folder: Path) -> None:
-    with pytest.raises(AttendropError, match=r"Method 'supert' changes weights .* are not saved with an adapter"):
-        tiny.config(folder, method="supert", lora={"r": 2})
 
 
 def test_without_peft_it_says_what_to_install(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

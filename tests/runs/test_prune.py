@@ -184,7 +184,6 @@ def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys:
     ("more", "words"),
     [
         (("--layers", "7,"), "no layer 7; layers are 0 to 1"),
-        (("--layers", ">=0.5"), "there is none here"),
         (("--select-by", "method"), "learnt no ranking of layers"),
         (("--recover-epochs", "-1"), "recover-epochs must be at least 0"),
         (("--layers", "1", "--tolerance", "0.5"), "tolerance=0.5 is for layers='auto'"),

@@ -54,13 +54,6 @@ def test_nothing_is_shared_unless_a_process_asks_for_it() -> None:
     assert compute.calls == 4
 
 
-def test_results_are_shared_by_key_and_kind() -> None:
-    share_results()
-    found = [asked(key, object, kind=kind) for key in (1, [1, "a"]) for kind in ("sum", "mean")]
-    assert len(set(map(id, found))) == 4
-    assert asked([1, "a"], object, kind="mean") is found[-1]
-
-
 def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_cache, "MOST_BYTES", 10)
     share_results()

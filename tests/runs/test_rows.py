@@ -62,11 +62,6 @@ def test_a_method_is_rewarded_on_the_rows_that_it_names(
     assert all(texts["reward"].isdisjoint(texts[name]) for name in {*texts} - {source, "reward"})
 
 
-def test_shots_are_taken_from_the_others(files: Path) -> None:
-    found = parts(files, shots=3, selection_fraction=0.0)
-    assert (len(found.train), len(found.report["dev"])) == (6, 10)
-
-
 def test_rows_of_the_same_text_are_on_one_side(files: Path) -> None:
     """Of every pair of parts: the rows for the scores, for the choice of the epoch, and for training."""
     file = files / "twice.csv"

@@ -9,7 +9,6 @@ import pytest
 from helpers import tiny
 from transformers import TrainerState, TrainingArguments
 
-from attendrop.errors import AttendropError
 from attendrop.runs import run_trainer
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_trainer import has_stopped, num_epochs, run_arguments, training_arguments
@@ -73,15 +72,6 @@ def test_a_resumed_run_that_had_stopped_takes_no_more_steps(
     state = TrainerState(global_step=10, stateful_callbacks={"EarlyStoppingCallback": stopping})
     state.save_to_json(str(tmp_path / "trainer_state.json"))
     assert has_stopped(tiny.config(shared, patience=patience), tmp_path, stop_after) == stopped
-
-
-def test_options_that_the_machine_refuses_are_one_sentence(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> None:
-        raise ValueError("no such thing here\nand more")
-
-    monkeypatch.setattr("attendrop.runs.run_trainer.TrainingArguments", refuse)
-    with pytest.raises(AttendropError, match=r"^These options cannot be combined on this machine: no such thing here$"):
-        training_arguments(tiny.config(shared), output_dir="unused")
 
 
 def test_a_run_trains_on_one_of_several_gpus(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,14 +61,3 @@ def test_the_score_is_that_of_what_the_saved_model_writes(pairs: Path, capsys: C
     assert shorter["chrf"] != scores["chrf"] and shorter["neg_log_loss"] == pytest.approx(scores["neg_log_loss"])
     history = metrics["history"]
     assert history[-1]["train_loss"] < history[0]["train_loss"] and history[0]["dropped"]["ad-drop"] > 0.02
-
-
-def test_texts_are_translated_to_any_format(pairs: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_text("\none cat\n\n\nbig dog and cat\n\n")
-    asked = ["predict", f"{pairs}/run", "--predict-file", f"{tmp_path}/in.txt", "--device", "cpu", "--quiet"]
-    for name in ("out.txt", "out.jsonl"):
-        assert cli.main([*asked, "--skip-bad-rows", "--output", f"{tmp_path}/{name}"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["index"] for row in rows if row["skipped"] is None] == [1, 4] and len(rows) == 6
-    one, other = (row["translation"] for row in rows if row["skipped"] is None)
-    assert (tmp_path / "out.txt").read_text() == f"\n{one}\n\n\n{other}\n\n"  # line by line, as the input

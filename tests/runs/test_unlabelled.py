@@ -118,16 +118,6 @@ def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> 
     assert "unlabelled" not in without["data"] and "unlabelled" not in without["head_init"]
 
 
-@pytest.mark.parametrize("name", ["tfidf", "majority"])
-def test_other_baselines_use_them_but_the_constant_answer(name: str, data: Path) -> None:
-    found, without = (
-        run_baseline(config(data, output, unlabelled=given), name)
-        for output, given in (("run", str(data / "texts.csv")), ("without", None))
-    )
-    assert found["data"].get("unlabelled", {}).get("used") == {"tfidf": True, "majority": None}[name]
-    assert name == "tfidf" or found["row_scores"] == without["row_scores"]
-
-
 def test_texts_that_do_harm_are_left_out_and_the_model_is_as_without_them(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,15 +143,11 @@ def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"label_type": "labels"}, None, "and not for labels of type 'labels'; omit it."),
-    ({"label_type": "number", "label_column": "number"}, None, "and not for labels of type 'number'; omit it."),
-    ({"label_column": "number"}, None, "and not for labels of type 'number'; omit it."),
-    ({"text_columns": ("text", "other")}, None, "of one text in files, and these have 2; omit it."),
-    ({"task": "cola", "train_file": None, "eval_file": None, "text_columns": (), "label_column": None},
-     None, "and not for task 'cola'; omit it."),
+    ({"text_columns": ("text", "other"), "label_type": "class"}, None, "and these have 2; omit it."),
     ({}, "a,b\nthe cat,1\n", "texts.csv has no column 'text', as the training file has, and its columns are 'a', 'b'"),
     ({}, "text,b\nthe cat,1\n,2\n", "texts.csv, line 3, column 'text': the text is empty."),
     ({}, "text\nTHE red the red 0\n", "texts.csv has no text that the training rows lack; omit it."),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("options", "content", "message"), REFUSED)
