@@ -17,8 +17,6 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
-from attendrop.studies.executor import open_runner
-from attendrop.studies.units import Unit
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -191,15 +189,3 @@ def test_a_file_that_cannot_be_used_is_refused(
     with pytest.raises(AttendropError) as caught:
         parts(named, **({"eval_file": None, "label_names": str(named / "names.csv")} | options))
     assert message in str(caught.value)
-
-
-def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have_their_own(named: Path) -> None:
-    (named / "names.csv").write_text(FILE)
-    (named / "others.csv").write_text("label,text\nred,green\n")
-    given = ("none", "auto", str(named / "names.csv"), str(named / "others.csv"))
-    units = [Unit(config(named, label_names=each)) for each in given]
-    with open_runner(named / "study", workers=0) as runner:
-        assert len({runner.folder_of(unit) for unit in units}) == len(given)
-    assert units[0].key() == Unit(units[0].config.filled(label_names=None)).key()  # as before there was the option
-    for elsewhere in ({"label_type": "number"}, {"text_columns": ("text", "other")}):
-        assert config(named, **elsewhere).label_names is None

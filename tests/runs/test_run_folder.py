@@ -138,20 +138,6 @@ def test_a_folder_in_use_is_refused_and_its_holder_named_until_it_is_killed(shar
     assert not partial_of(run).exists()
 
 
-def test_a_run_holds_its_folder_from_start_to_end(folder: Path, tmp_path: Path) -> None:
-    seen = []
-
-    class Second(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            with pytest.raises(AttendropError, match="is in use by process") as refused:
-                train(tiny.config(folder, str(tmp_path / "new" / "run"), **PLAIN), resume=True)
-            seen.append(refused)
-
-    train(tiny.config(folder, str(tmp_path / "new" / "run"), **PLAIN), callbacks=[Second()])
-    assert len(seen) == 5
-    assert os.listdir(tmp_path / "new") == ["run"] and not (tmp_path / "new" / "run" / ".lock").exists()
-
-
 def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
     """Which has begun in a folder of the same name, after the first one was moved to its place."""
     with locked(tmp_path):

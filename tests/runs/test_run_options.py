@@ -239,23 +239,56 @@ def test_broken_config_file(tmp_path: Path, capsys: Captured, content: str | Non
 # Several seeds, and lists of runs ------------------------------------------------------------------------------------
 
 
-def test_several_seeds_have_a_folder_each_and_a_summary(folder: Path, capsys: Captured) -> None:
-    run = arguments(folder, "seeds", "--seed", "0,1", "--method", "finetune", "--max-steps", "1")
-    assert cli.main(run) == 0
-    assert "mean ± std (n-1) of 2 seeds" in capsys.readouterr().out
-    scores = [tiny.read_metrics(folder / "seeds" / f"seed{n}")["score"] for n in range(2)]
-    summary = json.loads((folder / "seeds" / "summary.json").read_text())
-    assert (summary["seeds"], summary["n"]) == ([0, 1], 2)
-    assert summary["all_scores"]["dev"]["accuracy"]["values"] == scores
-    assert cli.main(run) == 2
-    assert "holds a summary of runs already" in capsys.readouterr().err
-    assert cli.main([*run, "--resume", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert err.count("is finished already") == 2 and json.loads(out) == summary
-
-
 def test_the_spread_of_seeds_is_that_of_a_sample(folder: Path) -> None:
     scores, metrics = [0.5, 0.75, 0.9], tiny.read_metrics(folder / "run")
     found = summarise([metrics | {"all_scores": {"dev": {"accuracy": score}}} for score in scores])
     expected = {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "values": scores}
     assert found["all_scores"] == {"dev": {"accuracy": expected}}
+
+
+# Options that contradict each other are refused before anything is read, and the refusal names one of them
+
+TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (), "label_column": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"test_fraction": 0.2}, "test-fraction and eval-file are both evaluation data"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0 must be at least 0 and below 1"),
+        ({"refit": True, "selection_fraction": 0.0}, "refit needs rows held out from training"),
+        ({"patience": 2, "selection_fraction": 0}, "patience needs rows held out"),
+        ({"shots": 1, "max_train_samples": 1}, "both limit the training data"),
+        ({"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
+        (
+            {"task": "swag"},
+            "With a train-file, task is the kind of its rows, one of choice, .*, and not 'swag'; give one",
+        ),
+        ({**TASK, "task": "tags"}, "'tags' is for custom files"),
+        ({**TASK, "task": "rte", "skip_bad_rows": True}, "skip-bad-rows is for custom files"),
+        ({"options": 3}, "options must be a mapping"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"max_steps": 0}, "max-steps 0 trains nothing but the head's start"),
+        ({"lora": {"r": 0}}, "r=0 must be a whole number"),
+    ],
+    ids=str,
+)
+def test_options_of_a_run(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        tiny.config(Path("nowhere"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"file": "a.csv", "task": "rte"}, "a task .* or a file"),
+        ({"task": "rte", "text_columns": ("a",)}, "text-columns is for custom files"),
+        ({"task": "rte", "unknown_labels": "wrong"}, "unknown-labels is for custom files"),
+        ({"file": "a.csv", "input_format": "csv"}, "input-format is for standard input"),
+        ({"file": "a.csv", "skipped_file": "x"}, "skipped-file is for skip-bad-rows"),
+    ],
+    ids=str,
+)
+def test_options_of_evaluation_and_prediction(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        Source(**options)
