@@ -258,15 +258,12 @@ def fingerprint(parts: Parts) -> str:
 def data_report(
     data: TaskData, parts: Parts, encoded: Parts, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, Any]:
-    """Describe the rows of a run; raises AttendropError if no row of a part has a token that the model knows.
+    """Describe the rows of a run, as plain values; raises AttendropError if the model knows no token of a part.
 
-    Returns:
-        Plain values: ``kind``; ``parts``, each with ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), ``unknown_labels`` (counts of labels that train lacks, if any), what
-        ``truncated`` and ``unknown`` rows, ``duplicates`` (rows whose text an earlier row of the part has) and
-        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
-        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
-        ``skipped_places``, the files and lines of the first of them.
+    ``parts`` have the ``rows`` of each, what :meth:`TaskType.describe_labels` says of them, how many are ``truncated``,
+    ``unknown`` (without a known token), ``duplicates`` (of a text of an earlier row) and ``in_train``, and the counts
+    of ``unknown_labels``. ``conflicts`` are texts of train with several labels; ``similar_classes`` differ in case
+    only.
     """
     task_type = data.task.type
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))

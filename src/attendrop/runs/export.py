@@ -61,18 +61,16 @@ def export_run(
             folder only this file is written, since the others are there.
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
         quantize: ``"int8"``, for ONNX. The loss in score is measured on the reported rows of the run, otherwise on its
-            selection split.
+            selection split; None if there are no data.
         overwrite: Replace existing files.
         data_dir: Folder of the run's task, if it was moved.
 
     Returns:
         ``model, format, output, bytes``; for ONNX ``difference`` (of a logit from the model's on example inputs), and
-        with ``quantize`` its ``loss``: the ``set`` with its ``rows``, the ``metric``, ``before``, ``after`` and the
-        ``difference``; None if there are no data.
+        with ``quantize`` its ``loss``.
 
     Raises:
-        AttendropError: There is no such format or finished run, the run is of a baseline, or the output cannot be
-            written or exists.
+        AttendropError: There is no such format or finished run, or the output cannot be written or exists.
     """
     check_choice("format", format, tuple(FORMATS))
     if quantize is not None:
@@ -160,19 +158,11 @@ def onnx_outputs(run: FinishedRun, name: str, file: Path) -> Array:
 
 
 def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]:
-    """Upload the model of a run, its tokenizer and its card, on which its scores are, to the hub.
+    """Upload the model of a run, its tokenizer and its card, on which its scores are, to the hub; nothing else.
 
-    Everything else in the folder stays here, whoever wrote it: it may hold keys, texts of the data, or paths of this
-    machine.
-
-    Args:
-        run_dir: The folder of a finished run, or of a pruned model.
-        name: Repository on the hub, such as ``"user/model"``; without a user, that of the token. It is created if it
-            does not exist.
-        public: Let everybody read a repository that is created. One that exists stays as it is.
-
-    Returns:
-        ``url`` of the repository, and the names of the uploaded ``files``.
+    The ``name`` of the repository is such as ``"user/model"``; without a user, it is that of the token. It is created
+    if it does not exist, private unless ``public``; one that exists stays as it is. Returns its ``url``, and the
+    ``files``.
 
     Raises:
         AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is

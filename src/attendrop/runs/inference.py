@@ -120,13 +120,9 @@ def load_run(
 ) -> RunModel:
     """Load the model in a folder, on the CPU, or what else it needs if the ``model`` itself was loaded already.
 
-    Args:
-        run_dir: The folder of a finished run, also of a baseline, of a pruned model, or of one that no run has trained.
-        task_options: Options of the kind of task in place of those of the run.
-        model: The model.
-
-    Raises:
-        AttendropError: The run is not finished, or the model is not whole or has no trained head.
+    The folder is that of a finished run, also of a baseline, of a pruned model, or of one that no run has trained.
+    ``task_options`` take the place of those of the run. Raises AttendropError if the run is not finished, or the model
+    is not whole or has no trained head.
     """
     check_finished(run_dir)
     options = run_options(run_dir)
@@ -148,13 +144,7 @@ def load_run(
 
 @dataclass(frozen=True)
 class FinishedRun(ResolvedRun):
-    """Finished run with its model and its rows; its data folder and device are the current ones.
-
-    Attributes:
-        metrics: Content of its ``metrics.json``.
-        model: The model, on the CPU.
-        tokenizer: The model's tokenizer.
-    """
+    """Finished run with its model, on the CPU, and its rows; its data folder and device are the current ones."""
 
     metrics: dict[str, Any]
     model: PreTrainedModel
@@ -223,18 +213,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
-    Args:
-        run_dir: The folder of a finished run.
-        source: The data to score on.
-        on_progress: Called after each batch.
-        report: Also say what the model gets wrong; keeps all rows in memory.
-
     Returns:
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
-        each occurs), and ``groups``: by column and value, the ``rows`` and the metric of the groups that the task has,
-        see :func:`attendrop.tasks.metrics.group_scores`; with ``report``, ``report``: see
-        :func:`attendrop.tasks.error_analysis.error_analysis`, with neighbours among the training rows if their files
-        are still there.
+        each occurs), and ``groups``: see :func:`attendrop.tasks.metrics.group_scores`. With ``report``, which keeps all
+        rows in memory, also ``report``: see :func:`attendrop.tasks.error_analysis.error_analysis`.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.

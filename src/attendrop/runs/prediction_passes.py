@@ -115,13 +115,8 @@ def frozen_features(
     """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
 
     Special tokens count; padding does not: the sentence embedding of Reimers and Gurevych (2019). In a model with an
-    encoder and a decoder, the encoder is read.
-
-    Returns:
-        Unit vectors ``(rows, hidden)`` in float32, in the order of the rows; zeros for a row without tokens.
-
-    Raises:
-        AttendropError: The encoder does not return a vector for each token.
+    encoder and a decoder, the encoder is read. Returns unit vectors ``(rows, hidden)`` in float32, in the order of the
+    rows; zeros for a row without tokens. Raises AttendropError if the encoder has no vector for each token.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model

@@ -87,18 +87,13 @@ def prune_run(
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
-        on_pass: Called before each pass over rows with what it is for, how many passes are done, and of how many at
-            most.
+        on_pass: Called before each pass over rows with its purpose, the number of passes done, and their maximum.
         callbacks: Callbacks of the fine-tuning afterwards.
 
     Returns:
-        The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
-        ``of``, ``ranked_by``, ``harm`` of each layer and its ``measure``, ``chosen_on`` with its ``rows``, and whether
-        scores on them decided which layers (``chosen``); for ``auto``, also ``scores`` and ``differences`` by number of
-        pruned layers, and in words what remains ``unknown``; ``selection`` and ``all_scores`` before and after with the
-        ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value`` with the ends, ``low`` and
-        ``high``, of its 95 % interval. Without a pruned layer, ``speed`` and the differences of before and after are
-        None, because it is the same model.
+        The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done. A difference
+        is its ``value`` with the ends, ``low`` and ``high``, of its 95 % interval. Without a pruned layer, ``speed``
+        and the differences of before and after are None, because it is the same model.
 
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.

@@ -167,9 +167,8 @@ def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, flo
 def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
     """Report on a training with rows held out, before the final one on all rows, as JSON values.
 
-    Returns:
-        ``steps`` (those after which the kept epoch ended) of ``planned_steps``, ``epoch`` (the kept one), ``score`` and
-        ``scores`` on the held-out rows, ``history``, ``seconds``; to calibrate, ``temperature``.
+    ``steps`` are those after which the kept ``epoch`` ended, of ``planned_steps``; ``score`` and ``scores`` are on the
+    held-out rows.
     """
     log, metric = trainer.state.log_history, run.task.metric
     ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{metric}" in entry}
@@ -212,9 +211,7 @@ def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
 def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
     """Score the model in evaluation mode on its training rows, or a sample of them.
 
-    Returns:
-        ``rows``, ``loss``, ``metric`` with its ``score``, and whether the model has ``fitted`` these rows, by
-        ``Head.fitted_at``.
+    Whether it has ``fitted`` these ``rows`` is said by its ``score``, and :attr:`TaskType.fitted_at`.
     """
     texts = texts_of(rows)
     # At random: if classes alternate, rows taken at regular steps may all be of one class.

@@ -436,17 +436,11 @@ def train_seeds(
     overwrite: bool = False,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train with each seed in the folder ``seedN`` of ``config.output_dir``.
+    """Train with each seed in the folder ``seedN`` of ``config.output_dir``; returns the summary.
 
     Beside these folders are ``run.yaml``, which repeats all runs, once the first of them is finished, and
-    ``summary.json`` once all are.
-
-    Returns:
-        The summary: ``seeds``, ``n``, ``runs`` (their folders), ``task``, ``model``, ``method``, ``metric``, and
-        ``selection_score`` and ``all_scores`` with ``mean``, ``std`` (of n-1; None for one seed) and ``values``.
-
-    Raises:
-        AttendropError: As for :func:`train`, if possible before the first run starts; or a seed is given twice.
+    ``summary.json`` once all are. Raises AttendropError as :func:`train` does, if possible before the first run starts,
+    or if a seed is given twice.
     """
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(seed for seed in seeds if seeds.count(seed) > 1)} is given twice.")
