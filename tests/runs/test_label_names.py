@@ -127,10 +127,9 @@ def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named:
     "options",
     [
         {"method": "ad-drop", "options": {"attribution": "recorded"}, "gradient_accumulation": 2, "max_steps": 3},
-        {"head_init": "linear-probe", "max_steps": 0, "pooling": "mean"},
         {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2},
     ],
-    ids=["recorded", "linear", "refit"],
+    ids=["recorded", "refit"],
 )
 def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Path) -> None:
     found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))

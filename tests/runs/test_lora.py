@@ -21,8 +21,7 @@ import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import Source
-from attendrop.runs.inference import evaluate
-from attendrop.runs.model_loading import load_config, load_for
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import with_training
 from attendrop.runs.train import train
@@ -34,9 +33,8 @@ ADAPTER: dict[str, Any] = {"lora": {"r": 2, "targets": "all-linear", "dropout": 
 
 @pytest.fixture(scope="module")
 def folder(own: Path) -> Path:
-    """A model, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
+    """A model, data, and in ``run`` a finished run with an adapter."""
     train(tiny.config(own, **ADAPTER))
-    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", max_steps=1))
     return own
 
 
@@ -80,19 +78,6 @@ def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     adapter = {name: tensor for name, tensor in saved.items() if "lora_B" in name}
     assert len(adapter) == 13
     assert all(tensor.any() for tensor in adapter.values())
-
-
-def test_an_adapter_on_a_classifier_of_the_mean_is_saved_merged(folder: Path) -> None:
-    """Transformers and PEFT would put it on a class of their own, with a random head."""
-    model = attendrop.load(folder / "mean")
-    assert type(model).__name__ == "BertMeanPoolingForSequenceClassification"
-    assert not (folder / "mean" / "adapter_config.json").exists()
-    assert not any("lora" in name for name in load_file(folder / "mean" / "model.safetensors"))
-    assert evaluate(str(folder / "mean"), DEV)["score"] == tiny.read_metrics(folder / "mean")["score"]
-    assert load_config(str(folder / "mean")).classifier_pooling == "mean"
-    card = (folder / "mean" / "README.md").read_text()
-    assert "attendrop.load(folder)" in card and "trust_remote_code=True" in card
-    assert "peft" not in card
 
 
 def _write_class(model: object, path: Path, **_: object) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -9,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from helpers import tiny
+from helpers.command_line import Captured, train_arguments
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.run_trainer import RunCallback
 from attendrop.runs.train import train
 from attendrop.support.files import sha256, write_json
-from attendrop.training.checkpoints import MANIFEST, last_checkpoint, mark_unfinished
+from attendrop.training.checkpoints import MANIFEST, is_complete, last_checkpoint, mark_unfinished
 from attendrop.training.trainer import RegularizedTrainer
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -251,3 +256,42 @@ def test_the_best_weights_are_read_from_safetensors_only(shared: Path, tmp_path:
     trainer.state = TrainerState(best_model_checkpoint=str(elsewhere))
     with pytest.raises(AttendropError, match="holds pickled weights"):
         trainer._load_best_model()
+
+
+# A full disk ----------------------------------------------------------------------------------------------------------
+
+# What writes, how often it succeeds, and how it fails then.
+WRITERS: list[tuple[Any, str, int, Exception]] = [
+    (safetensors.torch, "save_file", 2, SafetensorError("I/O error: No space left on device (os error 28)")),
+    (torch, "save", 1, RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")),
+    (Path, "write_text", 0, OSError(errno.ENOSPC, "No space left on device")),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=["safetensors", "torch", "python"])
+def test_a_full_disk_is_one_sentence_and_can_be_resumed(
+    shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, writes: int, error: Exception,
+) -> None:  # fmt: skip
+    write, left = getattr(owner, name), writes
+
+    def full(*given: Any, **keywords: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise error
+        return write(*given, **keywords)
+
+    arguments = train_arguments(shared, tmp_path / "run", "--method", "finetune", "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, full)
+        if name == "save_file":
+            patch.setattr("transformers.modeling_utils.safe_save_file", full)
+        assert cli.main(arguments) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Warning: ")]
+    assert len(said) == 1 and said[0].startswith("Error: No space left on device")
+    assert said[0].endswith("Free some space, then resume training with --resume.")
+    assert all(is_complete(checkpoint) for checkpoint in tmp_path.glob(".run.partial/checkpoint-*"))
+    assert cli.main([*arguments, "--resume"]) == 0
+    assert tiny.read_metrics(tmp_path / "run")["steps"] == 10

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from helpers import tiny
 from helpers.command_line import Captured, train_arguments
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
 from attendrop import cli
 from attendrop.errors import AttendropError
@@ -73,25 +70,6 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     assert [row["place"] for row in skipped] == ["line 16", "line 17", "line 5"]
 
 
-def test_labels_that_training_lacks_count_as_wrong_where_asked(folder: Path, capsys: Captured) -> None:
-    protocol = "paper"
-    tiny.write_csv(folder / "more.csv", ["no", "yes", "maybe", "never", "maybe", "yes"])
-    options = ["--eval-file", f"{folder}/more.csv", "--protocol", protocol, "--eval-batch-size=1", "--max-steps=1"]
-    assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 2
-    assert "--unknown-labels wrong" in capsys.readouterr().err
-    options += ["--unknown-labels", "wrong"]
-    assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 0
-    assert "3 labels of dev not in train count as wrong: 'maybe' (2), 'never' (1)." in capsys.readouterr().err
-    metrics = tiny.read_metrics(folder / f"more-{protocol}")
-    assert metrics["data"]["report"]["parts"]["dev"]["unknown_labels"] == {"maybe": 2, "never": 1}
-    scores = metrics["all_scores"]["dev"]
-    assert scores["accuracy"] <= 0.5 and metrics["data"]["rows"]["dev"] == 6
-    json.dumps(metrics, allow_nan=False)
-    assert cli.main(["evaluate", f"{folder}/more-{protocol}", "--device", "cpu", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["unknown_labels"] == {"maybe": 2, "never": 1} and found["all_scores"] == pytest.approx(scores)
-
-
 # Metric, class weights, logs -----------------------------------------------------------------------------------------
 
 
@@ -139,34 +117,6 @@ def test_an_epoch_is_what_all_its_logs_say_together(folder: Path, capsys: Captur
         assert one["dropped"] == pytest.approx(each["dropped"], abs=0.02)
     state = json.loads(next((folder / "each-step").glob("checkpoint-10/trainer_state.json")).read_text())
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [2, 4, 5, 6, 8, 10]
-
-
-def test_metrics_are_reported_where_it_is_asked_and_tensorboards_within_the_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its package need not be installed."""
-    told: list[tuple[str, set[str]]] = []
-
-    class Recorder(TensorBoardCallback):
-        def __init__(self) -> None:
-            self.logging_dir = "elsewhere"
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-            told.append((self.logging_dir, set(logs)))
-
-    find = importlib.util.find_spec
-    installed = ModuleSpec("tensorboard", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed if name == "tensorboard" else find(name))
-    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Recorder)
-    train(tiny.config(folder, "recorded", report_to="tensorboard", options={"cross_tuning": False}, epochs=1))
-    assert {place for place, _ in told} == {str(folder / ".recorded.partial" / "tensorboard")}
-    assert {"loss", "ad_drop/dropped", "eval_accuracy"} <= set().union(*(names for _, names in told))
 
 
 # run.yaml ------------------------------------------------------------------------------------------------------------

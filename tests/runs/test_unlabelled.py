@@ -118,21 +118,6 @@ def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> 
     assert "unlabelled" not in without["data"] and "unlabelled" not in without["head_init"]
 
 
-def test_texts_that_do_harm_are_left_out_and_the_model_is_as_without_them(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harmful = {"used": False, "difference": -0.031}
-    for module in ("runs.head_init", "studies.baselines"):
-        monkeypatch.setattr(f"attendrop.{module}.self_trained", lambda fit, *_, **__: (fit, harmful))
-    found, without = train(config(data, **LINEAR)), train(config(data, "without", unlabelled=None, **LINEAR))
-    assert tiny.weights_of(data / "run") == tiny.weights_of(data / "without")
-    assert "Unlabelled texts in finetune: left out: held-out rows lose 0.031." in answer([found]).notes
-    baselines = [run_baseline(config(data, f"tfidf{bool(given)}", unlabelled=given), "tfidf")
-                 for given in (None, str(data / "texts.csv"))]  # fmt: skip
-    assert baselines[0]["row_scores"] == baselines[1]["row_scores"]
-    assert tiny.scores_of(found) == tiny.scores_of(without)
-
-
 def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:
     first = train(config(data, **LINEAR))
     assert train(config(data, **LINEAR), resume=True) == first
