@@ -364,6 +364,11 @@ def test_a_finished_run_is_finished_and_a_changed_one_is_not_resumed(
         train(config, resume=True, overwrite=True)
     with pytest.raises(AttendropError, match=r"began with learning_rate=0\.001, not 0\.01"):
         train(dataclasses.replace(config, learning_rate=0.01), resume=True)
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"config": record["config"] | {"model": "a-hub/id"}}))
+    with pytest.raises(AttendropError, match="began with model='a-hub/id', not "):
+        train(config, resume=True)
+    (run / "run.json").write_text(json.dumps(record, indent=2) + "\n")
     monkeypatch.chdir(run.parent)
     tiny.unfinished(run)
     assert not run.exists()

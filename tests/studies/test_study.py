@@ -174,11 +174,10 @@ def test_a_mistake_in_the_file_is_one_sentence(
     ("text", "told"),
     [
         ("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n", "line 4: the key 'seeds' is given twice"),
-        ("x: &x [*x]", "its aliases, *name, stand for more than 1,000,000 characters"),
         ("x: " + "[" * 3000 + "]" * 3000, "maximum recursion depth exceeded"),
         ("x: 2024-13-45", "month must be in 1..12"),
     ],
-    ids=["twice", "aliases", "deep", "no date"],
+    ids=["twice", "deep", "no date"],
 )
 def test_yaml_that_cannot_be_read_is_refused(tmp_path: Path, capsys: Captured, text: str, told: str) -> None:
     (tmp_path / "study.yaml").write_text(text)

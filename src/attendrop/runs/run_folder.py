@@ -371,9 +371,9 @@ def check_folder(
     decided = flat({"options": {}} | (run.get("decided") or {}))
     for name, value in now.items():
         was = before.get(name)
-        # Files that were moved are compared by their content, see check_unchanged.
+        # Files that were moved are compared by their content, see check_unchanged; a hub id is no folder that was.
         moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
-        if was == value or moved or name == "data_dir":
+        if was == value or name == "data_dir" or (moved and (name != "model" or os.path.isabs(was))):
             continue
         began, asked = f"{name}={was!r}", repr(value)
         if was is None:
