@@ -23,7 +23,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import Source
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
-from attendrop.runs.resolved_run import with_training
+from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -124,11 +124,8 @@ def test_a_resumed_run_ends_with_the_same_adapter(
 
 
 def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
-    rates = []
-    for lora in (None, {"r": 2}):
-        config = tiny.config(folder, lora=lora).filled(learning_rate=None)
-        rates.append(with_training(config, rows=40).learning_rate)
-    assert rates == [1e-4, 1e-3]
+    runs = [resolve_run(tiny.config(folder, lora=lora, learning_rate=None)) for lora in (None, {"r": 2})]
+    assert [run.config.learning_rate for run in runs] == [1e-4, 1e-3]
 
 
 @pytest.mark.parametrize(
