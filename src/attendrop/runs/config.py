@@ -180,7 +180,7 @@ def takes_options(*kinds: Any) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
-        signature, listed = inspect.signature(function), {}
+        signature, listed = inspect.signature(function), dict[str, inspect.Parameter]()
         for kind in kinds:
             listed |= {name: inspect.signature(kind).parameters[name] for name in declared(kind)}
         listed |= {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}

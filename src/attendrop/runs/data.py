@@ -296,7 +296,7 @@ def data_report(
     for text, label in zip(texts["train"], parts.train["label"][:], strict=True):
         labels_of[text].append(label)
     several = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
-    conflicts = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
+    conflicts: dict[str, Any] = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
     for text, given in list(several.items())[:1]:
         names = dict.fromkeys(task_type.shown_label(label) for label in sorted(given, key=str))
         shown = " | ".join(task_type.texts(parts.train.select([texts["train"].index(text)]))[0])

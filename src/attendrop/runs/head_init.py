@@ -78,8 +78,9 @@ def init_head(
             raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
         linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
         model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
-        size = lambda found: found[0].weight.nbytes + found[0].bias.nbytes  # noqa: E731
-        fit, decision = cached(key, fitted, size, kind="head start")
+        fit, decision = cached(
+            key, fitted, lambda found: found[0].weight.nbytes + found[0].bias.nbytes, kind="head start"
+        )
     except _NoProbe as reason:
         if config.head_init == "linear-probe":
             raise AttendropError(f"head-init 'linear-probe' is not possible: {reason}; use 'random'.") from None

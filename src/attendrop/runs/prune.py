@@ -216,7 +216,7 @@ class _Work:
         self.known: dict[tuple[tuple[int, ...], str], Array] = {}
         # Each layer alone, each number of layers, and all sets before and after.
         total, done = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets), itertools.count()
-        self.on_pass = lambda what: None if on_pass is None else on_pass(what, next(done), total)
+        self.on_pass: Callable[[str], object] = lambda what: on_pass is None or on_pass(what, next(done), total)
 
     def outputs(self, model: PrunedModel, name: str) -> Array:
         """Compute outputs for one of the sets, in its order."""
