@@ -373,7 +373,7 @@ def check_folder(
         was = before.get(name)
         # Files that were moved are compared by their content, see check_unchanged; a hub id is no folder that was.
         moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
-        if was == value or name == "data_dir" or (moved and (name != "model" or os.path.isabs(was))):
+        if was == value or name == "data_dir" or (moved and (name != "model" or os.path.isabs(str(was)))):
             continue
         began, asked = f"{name}={was!r}", repr(value)
         if was is None:
