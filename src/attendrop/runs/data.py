@@ -71,26 +71,15 @@ _FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such row
 
 @dataclass(frozen=True)
 class Parts:
-    """The splits of the data of a run.
-
-    Attributes:
-        train: Training rows.
-        selection: Rows that select the best epoch; None to keep the last.
-        report: Rows of the reported scores, by name.
-        reward: Rows on which the method scores models during training; None if it does not.
-        names: Number of the last training rows that are names of classes, by the option ``label_names``.
-        names_left_out: Such texts that are no rows, because a row has them that is not trained on.
-        unlabelled: Texts of the option ``unlabelled``, if it is given.
-        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.class_names.read_unlabelled`.
-    """
+    """The splits of the data of a run."""
 
     train: Dataset
-    selection: Dataset | None
-    report: dict[str, Dataset]
-    reward: Dataset | None = None
-    names: int = 0
-    names_left_out: tuple[str, ...] = ()
-    unlabelled: Dataset | None = None
+    selection: Dataset | None  # rows that select the best epoch; None to keep the last
+    report: dict[str, Dataset]  # rows of the reported scores, by name
+    reward: Dataset | None = None  # rows on which the method scores models during training, if it does
+    names: int = 0  # number of the last training rows that are names of classes, by the option ``label_names``
+    names_left_out: tuple[str, ...] = ()  # such texts that are no rows, because a row has them that is not trained on
+    unlabelled: Dataset | None = None  # texts of the option ``unlabelled``, and their numbers (`read_unlabelled`)
     unlabelled_numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property

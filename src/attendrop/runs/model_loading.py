@@ -41,17 +41,11 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Loaded(NamedTuple):
-    """Loaded model.
-
-    Attributes:
-        model: The model, in evaluation mode, in float32.
-        tokenizer: The tokenizer of the model.
-        new: Names of the parameters that no file has, such as those of a new head; they are random.
-    """
+    """Loaded model, in evaluation mode, in float32."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    new: frozenset[str] = frozenset()
+    new: frozenset[str] = frozenset()  # names of parameters that no file has, such as a new head's; they are random
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:

@@ -136,26 +136,15 @@ def frozen_features(
 
 @dataclass(frozen=True)
 class BaselineModel:
-    """Model of a baseline.
-
-    Attributes:
-        name: Name of the baseline.
-        task_type: Kind of task, which reads rows and scores outputs.
-        tokenizer: Tokenizer with which rows are encoded.
-        bias: Bias of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each
-            word of a row, ``(1, outputs)``.
-        weight: Weights of the linear model, ``(outputs, features)``; None: all rows have one answer.
-        vectorizers: TF-IDF of each text column, two for each, see :func:`fit_tf_idf`; empty: the encoder's features.
-        encoder: The frozen model, if it computes the features.
-    """
+    """Model of a baseline: a linear model of features, or without ``weight`` one answer for all rows."""
 
     name: str
     task_type: TaskType
     tokenizer: PreTrainedTokenizerBase
-    bias: Array
-    weight: Array | None = None
-    vectorizers: Sequence[TfidfVectorizer] = ()
-    encoder: PreTrainedModel | None = None
+    bias: Array  # ``(outputs,)``; without ``weight``, the output of a row, or of each word of a row, ``(1, outputs)``
+    weight: Array | None = None  # ``(outputs, features)``
+    vectorizers: Sequence[TfidfVectorizer] = ()  # TF-IDF of each text column, two for each; empty: of the encoder
+    encoder: PreTrainedModel | None = None  # the frozen model, if it computes the features
 
     def outputs(
         self,

@@ -44,19 +44,12 @@ _DECIDED = (
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Run with resolved options, which are read only here.
+    """Run with resolved options, which are read only here."""
 
-    Attributes:
-        config: The options, all decided except the start of the head, which depends on the model.
-        given: The options as they were given.
-        data: The task with all its rows.
-        parts: The splits of the run, not encoded.
-    """
-
-    config: RunConfig
-    given: RunConfig
-    data: TaskData
-    parts: Parts
+    config: RunConfig  # the options, all decided except the start of the head, which depends on the model
+    given: RunConfig  # the options as they were given
+    data: TaskData  # the task with all its rows
+    parts: Parts  # the splits of the run, not encoded
 
     @property
     def method(self) -> Method:

@@ -41,27 +41,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SetScores:
-    """Scores of a model on one set, as JSON values.
+    """Scores of a model on one set, as JSON values. The last three are None for sets other than "dev" and "ood"."""
 
-    Attributes:
-        scores: All metrics of the task.
-        baseline: The ``answer`` and the ``scores`` of a constant prediction: the most common class of the training
-            rows, or their mean; None: the kind of task has no such answer.
-        predicted: Number of predictions of each class; empty if there are no classes.
-        rows: Number of rows of the set.
-        by_row: The score of the task's metric, divided among the rows; None for sets other than "dev" and "ood".
-        predictions: Predicted labels of the rows; None as above.
-        report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None as above, and
-            for predictions that are not classes or labels.
-    """
-
-    scores: dict[str, float]
-    baseline: dict[str, Any] | None
-    predicted: dict[str, int]
+    scores: dict[str, float]  # all metrics of the task
+    baseline: dict[str, Any] | None  # "answer" and "scores" of a constant prediction, if the kind of task has one
+    predicted: dict[str, int]  # number of predictions of each class; empty if there are no classes
     rows: int
-    by_row: dict[str, Any] | None = None
-    predictions: list[Any] | None = None
-    report: dict[str, Any] | None = None
+    by_row: dict[str, Any] | None = None  # the score of the task's metric, divided among the rows
+    predictions: list[Any] | None = None  # predicted labels of the rows
+    report: dict[str, Any] | None = None  # of errors, if predictions are classes or labels
 
 
 def set_scores(
