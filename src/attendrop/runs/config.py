@@ -633,16 +633,15 @@ class Source:
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
         if texts and default_columns(trained.get("train_file"))[0] != texts:
             as_trained, trained_label = (), None  # files of this format have their own columns
-        of_file = "" if file == STDIN else f" of {names_of(column_names(file))}"
         columns = self.text_columns or as_trained or texts
+        named = (name for name in (self.label_column, trained_label, label) if name is not None)  # "" is a name, too
+        found = next(named, None) if labelled else None
+        if columns and (found is not None or not labelled):
+            return columns, found
+        of_file = "" if file == STDIN else f" of {names_of(column_names(file))}"
         if not columns:
             raise AttendropError(f"No text-columns are given; give some, comma-separated{of_file}.")
-        if not labelled:
-            return columns, None
-        named = (name for name in (self.label_column, trained_label, label) if name is not None)  # "" is a name, too
-        if (found := next(named, None)) is None:
-            raise AttendropError(f"No label-column is given; give one{of_file}.")
-        return columns, found
+        raise AttendropError(f"No label-column is given; give one{of_file}.")
 
 
 # Files of options, and published ones ---------------------------------------------------------------------------------
