@@ -9,10 +9,9 @@ import torch
 from helpers import tiny
 
 from attendrop import ADDrop, regularize
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.inference import evaluate
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.model_source import Source
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.train import train
 from attendrop.tasks.registry import get_task, load_task
 
@@ -47,7 +46,7 @@ def test_official_files_are_read_whole(name: str, attendrop_data: Path) -> None:
 
 
 def test_a_step_on_the_real_model_drops_and_leaves_no_trace(minilm: str) -> None:
-    model, tokenizer = load_model_and_tokenizer(minilm, get_task("rte"))
+    model, tokenizer = load_for(minilm, get_task("rte"))[:2]
     batch = tokenizer(
         ["A short text.", "Another text, somewhat longer than the first."], padding=True, return_tensors="pt"
     )

@@ -16,8 +16,7 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused, train_arguments
 
 from attendrop import AttendropError, cli
-from attendrop.runs.config import RunConfig, checked
-from attendrop.runs.model_source import Source
+from attendrop.runs.config import RunConfig, Source, checked
 from attendrop.studies.comparison import Comparison
 from attendrop.support.files import sha256
 from attendrop.tasks.registry import task_names

@@ -17,8 +17,7 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.model_source import Source, file_columns
+from attendrop.runs.config import RunConfig, Source
 from attendrop.tasks.inspection import check_files, inspect_files
 
 TOPICS = {
@@ -191,7 +190,7 @@ def test_the_column_of_labels_may_have_no_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["text,label,", *rows]))
     run = RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.csv"), method="finetune", label_column="")
     assert run.label_column == inspect_files(tmp_path / "a.csv", label_column="").label_column == ""
-    assert file_columns(Source(file="b.csv"), "b.csv", run.as_dict(), "dev") == (("text",), "")
+    assert Source(file="b.csv").columns_of("b.csv", run.as_dict(), labelled=True) == (("text",), "")
 
 
 @pytest.mark.parametrize(

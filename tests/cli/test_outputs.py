@@ -19,9 +19,8 @@ from helpers.command_line import Captured
 from attendrop import AttendropError, cli
 from attendrop.cli.console import messages
 from attendrop.cli.progress import StudyProgress
-from attendrop.runs.config import default_output_dir
+from attendrop.runs.config import Source, default_output_dir
 from attendrop.runs.inference import predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.units import Event, Unit
 from attendrop.support.files import check_output

@@ -12,8 +12,7 @@ from helpers import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attendrop.errors import AttendropError
-from attendrop.runs.data import Parts, encode_parts
-from attendrop.runs.data_report import data_report, report_table, report_warnings
+from attendrop.runs.data import Parts, data_report, encode_parts, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.types.base import TaskType
@@ -68,21 +67,6 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     }  # fmt: skip
 
 
-def test_lengths_of_many_rows_are_counted_some_rows_at_a_time(
-    tokenizer: hf.PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All tokens of 300,000 long texts would take gigabytes."""
-    tokenize, sizes = Classification.tokenize, list[int]()
-
-    def counting(task_type: TaskType, columns: Any, tokenizer: Any, max_length: int | None) -> Any:
-        sizes.append(len(columns["text"]))
-        return tokenize(task_type, columns, tokenizer, max_length)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Classification, "tokenize", counting)
-    report = report_of(tokenizer, [("the cat sees a dog", "no"), ("the cat sees a", "yes")] * 1250, DEV)
-    assert report["parts"]["train"]["truncated"] == 1250 and max(sizes) <= 1000
-
-
 def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     long = [(" ".join(["the cat"] * 20), "no"), ("a dog", "yes")]  # of a model of 32 tokens
     assert report_of(tokenizer, long, DEV, max_length=128)["parts"]["train"]["truncated"] == 1
@@ -124,15 +108,6 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
     ]
     report["similar_classes"] = [["A", "a"]] * 7
     assert next(report_warnings(report, task_type)).endswith("; 'A' and 'a'; 2 more pairs.")
-
-
-def test_a_class_that_is_never_scored_is_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    task_type = Classification(("no", "yes", "rare"))
-    train = [("a", "no"), ("the", "yes"), ("cat", "rare"), ("the cat", "no")]
-    report = report_of(tokenizer, train, [("dog", "yes")], task_type)
-    assert list(report_warnings(report, task_type)) == [
-        "These classes occur once, in a row that is trained on, so that no score is of them: 'rare'."
-    ]
 
 
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:

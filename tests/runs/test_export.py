@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import tiny
 from helpers.command_line import Captured
 from transformers import AutoConfig, AutoTokenizer
 
@@ -160,13 +159,6 @@ def test_folders_of_runs(folder: Path, tmp_path: Path, capsys: Captured) -> None
     after = {path.name: path.read_bytes() for path in (tmp_path / "light").iterdir()}
     assert after.pop("model.onnx")
     assert after == before
-
-
-def test_an_unfinished_run_is_refused(plain: Path, tmp_path: Path, capsys: Captured) -> None:
-    tiny.unfinished(plain)
-    assert cli.main(["export", str(plain), "--output", f"{tmp_path}/served"]) == 2
-    assert "is not finished; `attendrop train` with --resume finishes it." in capsys.readouterr().err
-    assert not (tmp_path / "served").exists()
 
 
 @pytest.mark.parametrize(

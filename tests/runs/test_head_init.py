@@ -13,15 +13,11 @@ from helpers import tiny
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-import attendrop
 from attendrop.errors import AttendropError
 from attendrop.runs.data import encode_parts
 from attendrop.runs.head_init import init_head
-from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import default_pooling, load_for
-from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.tasks.long_texts import of_documents
@@ -69,34 +65,12 @@ def test_class_weights_count_in_the_start(folder: Path, tmp_path: Path) -> None:
     assert (found[1][:, 1] > found[0][:, 1]).all()
 
 
-def test_a_number_starts_from_a_ridge_regression(folder: Path, tmp_path: Path) -> None:
-    train_file = tiny.write_csv(tmp_path / "train.csv", [0.5 + number % 7 for number in range(40)])
-    _, found, (outputs, labels) = started(folder, train_file=str(train_file), eval_file=None)
-    assert found["kind"] == "ridge regression" and found["metric"] == "r2"
-    assert outputs.mean() == pytest.approx(labels.mean(), abs=1e-4)
-
-
 def test_all_methods_and_the_base_model_start_alike(folder: Path) -> None:
     before = torch.get_rng_state()
     models = [started(folder, method=method)[0].state_dict() for method in ("finetune", "ad-drop")]
     torch.set_rng_state(before)
     models.append(started(folder)[0].state_dict())
     assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in models[0])
-
-
-def test_random_numbers_are_those_of_a_random_start(folder: Path) -> None:
-    states = []
-    for start in ("random", "linear-probe"):
-        model, found, _ = started(folder, head_init=start)
-        states.append(torch.get_rng_state())
-        assert (found is None) is (start == "random") and model.mean_classifier.bias.any() == (start == "linear-probe")
-    assert torch.equal(*states)
-
-
-def test_a_head_of_transformers_starts_so_too(folder: Path) -> None:
-    model, found, (outputs, _) = started(folder, pooling="cls", head_init="linear-probe")
-    assert type(model).__name__ == "BertForSequenceClassification" and found["kind"] == "logistic regression"
-    assert outputs[:, 0] == pytest.approx(-outputs[:, 1], abs=1e-6)
 
 
 def test_a_trained_head_is_kept(folder: Path) -> None:
@@ -133,16 +107,6 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
-
-
-def test_evaluated_and_pruned_from_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-    metrics = tiny.read_metrics(folder / "run")
-    assert evaluate(str(folder / "run"), Source(device="cpu"))["score"] == metrics["score"]
-    light = prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")
-    assert light["pruned"]["fast"]
-    assert evaluate(str(folder / "light"), Source(device="cpu"))["score"] == light["score"]
-    assert type(attendrop.load(folder / "light").to_stock()) is type(attendrop.load(folder / "run"))
 
 
 # What a model reads by default ----------------------------------------------------------------------------------------

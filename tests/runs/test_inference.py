@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
+import pickle
 import re
 import sys
 import tracemalloc
@@ -14,19 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 import yaml
-from helpers import tiny
+from datasets import Dataset
+from helpers import tiny, zoo
 from helpers.command_line import Captured
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
+from transformers.integrations.integration_utils import TensorBoardCallback
 
-from attendrop import cli
-from attendrop.errors import AttendropError
+import attendrop
+from attendrop import AttendropError, cli
 from attendrop.runs import inference
+from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_card import baseline_card, model_card, pruned_card
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.model_source import Source
-from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.runs.model_loading import load_for
+from attendrop.runs.prediction_passes import frozen_features, predict_outputs
+from attendrop.runs.prune import prune_run
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.train import train
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
@@ -41,7 +47,7 @@ YES_NO = Classification(("no", "yes"))
 def save_run(folder: Path, columns: list[str], task_type: TaskType = YES_NO) -> Path:
     """A finished run, without training."""
     tiny.save_tiny_bert(folder)
-    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, task_type))
+    model, _ = load_for(str(folder), files_task(columns, task_type))[:2]
     model.save_pretrained(folder)
     config = {"text_columns": columns, "label_column": "label", "max_length": 24}
     metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
@@ -73,7 +79,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs: Path) -> None:
-    model, tokenizer = load_model_and_tokenizer(str(runs / "single"), None)
+    model, tokenizer = load_for(str(runs / "single"), None)[:2]
     texts = [tiny.sentence(n) for n in range(50)]
     encoded = encode_columns({"text": texts}, files_task(["text"], YES_NO), tokenizer, 24)
     widths = []
@@ -86,19 +92,6 @@ def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs
     with torch.no_grad():
         one_by_one = [model(**tokenizer(text, return_tensors="pt")).logits[0].numpy() for text in texts]
     np.testing.assert_allclose(logits, one_by_one, atol=1e-5)
-
-
-def test_chunks_change_nothing(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(file=str(write_rows(tmp_path / "in.csv", 30)))
-    whole = evaluate(str(runs / "single"), source)
-    predict(str(runs / "single"), source, str(tmp_path / "whole.csv"))
-    monkeypatch.setattr(inference, "CHUNK_ROWS", 7)
-    assert evaluate(str(runs / "single"), source) == whole
-    predict(str(runs / "single"), source, str(tmp_path / "chunks.csv"))
-    assert [row["index"] for row in read_csv(tmp_path / "chunks.csv")] == [str(n) for n in range(30)]
-    for one, other in zip(read_csv(tmp_path / "whole.csv"), read_csv(tmp_path / "chunks.csv"), strict=True):
-        assert one["label"] == other["label"]
-        assert float(one["probability"]) == pytest.approx(float(other["probability"]), abs=2e-6)
 
 
 def no_logits(encoded: dict[str, list[Any]]) -> Any:
@@ -128,16 +121,7 @@ def write_texts(path: Path, texts: list[str]) -> Source:
     return Source(file=str(path), device="cpu")
 
 
-def test_a_file_without_a_token_that_the_model_knows_is_refused(runs: Path, tmp_path: Path) -> None:
-    source, output = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"]), tmp_path / "out.csv"
-    uses = (lambda: predict(str(runs / "single"), source, str(output)), lambda: evaluate(str(runs / "single"), source))
-    for use in uses:
-        with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
-            use()
-    assert not output.exists()
-
-
-def test_rows_without_a_known_token_among_others_are_counted(
+def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_others(
     runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
@@ -147,29 +131,10 @@ def test_rows_without_a_known_token_among_others_are_counted(
     evaluate(str(runs / "single"), source)
     told = [record.getMessage() for record in caplog.records if "token" in record.getMessage()]
     assert told == ["3 of 5 rows have no token that the model knows: their predictions mean nothing."] * 2
-
-
-def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path) -> None:
-    source = Source(file=str(write_rows(tmp_path / "in.csv", 5)))
-    output = tmp_path / "out.tsv"
-    predict(str(runs / "single"), source, str(output), keep_columns=True, probabilities=True)
-    rows = list(csv.DictReader(output.open(newline=""), delimiter="\t"))
-    kept = ["id", "text", "label"]
-    assert list(rows[0]) == [*kept, "predicted_label", "probability", "probability_no", "probability_yes"]
-    assert [[row[name] for name in kept] for row in rows] == [
-        [str(n), tiny.sentence(n), ("no", "yes")[n % 2]] for n in range(5)
-    ]
-    for row in rows:
-        probabilities = {name: float(row[f"probability_{name}"]) for name in ("no", "yes")}
-        assert sum(probabilities.values()) == pytest.approx(1, abs=2e-6)
-        assert max(probabilities, key=probabilities.__getitem__) == row["predicted_label"]
-
-
-def test_a_column_that_predictions_would_replace_is_refused(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("text,probability\na cat,a dog\n")
-    with pytest.raises(AttendropError, match="has a column 'probability'"):
-        predict(str(runs / "single"), Source(file=f"{tmp_path}/in.csv"), f"{tmp_path}/out.csv", keep_columns=True)
-    assert not (tmp_path / "out.csv").exists()
+    source = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"])
+    with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
+        predict(str(runs / "single"), source, str(tmp_path / "none.csv"))
+    assert not (tmp_path / "none.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -209,13 +174,12 @@ def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
 
 
-@pytest.mark.parametrize("suffix", ["csv"])
 def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
-    runs: Path, tmp_path: Path, capsys: Captured, suffix: str
+    runs: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     rows = [{"text": "the cat", "=note": text} for text in (*FORMULAS, "-1.5", "+20 %", "-", "a=b", "")]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    output = f"{tmp_path}/out.{suffix}"
+    output = f"{tmp_path}/out.csv"
     asked = ["predict", f"{runs}/single", f"{tmp_path}/in.jsonl", "--output", output, "--keep-columns", "--overwrite"]
     asked += ["--text-columns", "text", "--device", "cpu"]
     assert cli.main(asked) == 0
@@ -227,7 +191,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
 
     def notes(name: str) -> list[str]:
         with Path(output).open(newline="") as file:
-            return [row[name] for row in csv.DictReader(file, delimiter={"csv": ",", "tsv": "\t"}[suffix])]
+            return [row[name] for row in csv.DictReader(file)]
 
     assert notes("=note") == [row["=note"] for row in rows]
     assert cli.main([*asked, "--escape-formulas"]) == 0
@@ -290,9 +254,8 @@ def test_stdin_to_stdout(runs: Path, capsys: Captured, monkeypatch: pytest.Monke
 def test_texts_must_be_as_many_as_in_training(runs: Path, tmp_path: Path) -> None:
     source = Source(file=str(write_rows(tmp_path / "in.csv", 4)), text_columns=("text",))
     message = r"was trained on pairs of texts \(sentence1, sentence2\), not on one text \(text\)"
-    for use in (lambda: evaluate(str(runs / "pair"), source), lambda: predict(str(runs / "pair"), source, "out.csv")):
-        with pytest.raises(AttendropError, match=message):
-            use()
+    with pytest.raises(AttendropError, match=message):
+        predict(str(runs / "pair"), source, "out.csv")
 
 
 def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -339,9 +302,10 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
-@pytest.mark.parametrize("chunk", [1, 100])
+@pytest.mark.parametrize(
+    ("name", "suffix", "chunk"),
+    [*((name, suffix, 1) for name in INPUTS for suffix in ("csv", "txt")), ("bad.csv", "jsonl", 100)],
+)
 def test_there_is_an_answer_to_each_row_also_to_one_that_is_skipped(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, chunk: int
 ) -> None:
@@ -397,25 +361,166 @@ def test_options_go_over_those_of_training(runs: Path) -> None:
     assert lengths == [[10], [5], [7]]
 
 
-def test_one_predicted_class_is_pointed_out(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = save_run(tmp_path / "run", ["text"])
-    model = hf.AutoModelForSequenceClassification.from_pretrained(run)
+# ``attendrop.load``: models that predict texts as ``attendrop predict`` does
+
+PAIRS = [("the cat sees", "a dog"), ("a bird", "the red bird likes a cat"), ("not far", "near")]
+
+
+@pytest.fixture(scope="module")
+def pairs(own: Path, shared: Path) -> Path:
+    """Finished runs on pairs of texts: ``run``, and ``light`` with a layer pruned."""
+    (own / "run").symlink_to(shared / "plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attendrop.runs.prune.SECONDS", 0.01)
+        prune_run(str(own / "run"), str(own / "light"), layers="1,", device="cpu")
+    return own
+
+
+@pytest.mark.parametrize("name", ["run", "light"])
+def test_texts_get_the_predictions_of_a_file(
+    pairs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_text("\n".join(["sentence1,sentence2", *map(",".join, PAIRS)]) + "\n")
+    predict(str(pairs / name), Source(file=str(file), device="cpu"), str(tmp_path / "out.csv"), probabilities=True)
+    with (tmp_path / "out.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    model = attendrop.load(pairs / name)
+    monkeypatch.setattr(inference, "CHUNK_ROWS", 2)
+    assert model.predict(PAIRS) == [row["label"] for row in rows]
+    for found, row in zip(model.predict(iter(PAIRS), probabilities=True), rows, strict=True):
+        assert found["label"] == row["label"]
+        for column in ("probability", "probability_no", "probability_yes"):
+            assert found[column] == pytest.approx(float(row[column]), abs=2e-6)
+    assert model.predict([]) == []
+
+
+def test_a_copy_of_a_model_predicts_with_its_own_weights(pairs: Path) -> None:
+    model = attendrop.load(pairs / "run")
+    before = model.predict(PAIRS, probabilities=True)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied.predict(PAIRS, probabilities=True) == before
+        for weight in copied.classifier.parameters():
+            weight.data.zero_()
+        assert {row["probability"] for row in copied.predict(PAIRS, probabilities=True)} == {0.5}
+    assert model.predict(PAIRS, probabilities=True) == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        ("the cat", "predict reads a list of texts, not the text 'the cat'; write [text]."),
+        (
+            [PAIRS[0], "the cat"],
+            "Text 1 has 1 text; the model reads 2 texts together, as a tuple.",
+        ),
+        ([("a", "b", "c")], "Text 0 has 3 texts; the model reads 2 texts together, as a tuple."),
+        ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
+        ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
+    ],
+)
+def test_texts_that_the_model_cannot_read_are_refused(pairs: Path, texts: Any, problem: str) -> None:
+    with pytest.raises(AttendropError, match=re.escape(problem)):
+        attendrop.load(pairs / "run").predict(texts)
+
+
+def test_a_model_without_a_head_predicts_nothing(pairs: Path) -> None:
+    with pytest.raises(AttendropError, match="has no trained head: fine-tune it first"):
+        attendrop.load(pairs / "model").predict(PAIRS)
+
+
+def test_a_number_has_no_probabilities(pairs: Path) -> None:
+    file = tiny.write_csv(pairs / "numbers.csv", [0.5 + number % 5 for number in range(20)])
+    how = {"method": "finetune", "max_steps": 0, "epochs": None, "pooling": "mean", "head_init": "linear-probe"}
+    train(tiny.config(pairs, "number", train_file=str(file), eval_file=None, **how))
+    model = attendrop.load(pairs / "number")
+    assert all(isinstance(found, float) for found in model.predict(PAIRS))
+    with pytest.raises(AttendropError, match="predicts a number: it has no probabilities of classes"):
+        model.predict(PAIRS, probabilities=True)
+
+
+def test_without_the_packages_of_the_command_line_models_load_and_do_not_predict(
+    pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = attendrop.load(pairs / "run")
+    monkeypatch.setitem(sys.modules, "attendrop.runs.inference", None)
+    with pytest.raises(AttendropError, match=r"predict needs .*; run `pip install 'attendrop\[cli\]'`"):
+        model.predict(PAIRS)
+
+
+# Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding
+
+FIRST = [tiny.sentence(number) for number in range(12)]
+SECOND = [tiny.sentence(number + 3) for number in range(12)]
+
+
+@pytest.mark.parametrize(("name", "texts"), [("bert", (FIRST,)), ("bert", (FIRST, SECOND)), ("bart-class", (FIRST,))])
+def test_features_are_the_mean_of_the_encoder_s_tokens(name: str, texts: tuple[list[str], ...], tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
+    model = zoo.build(name, dropout=0.5).train()
+    columns = dict(zip(("text", "text_pair"), texts, strict=False))
+    encoded = encode_columns(columns, files_task(list(columns), YES_NO), tokenizer, 24)
+    features = frozen_features(model, tokenizer, YES_NO, encoded, 5, "cpu")
+    encoder = model.get_encoder() if name == "bart-class" else model.base_model
+    for row, vector in zip(zip(*texts, strict=True), features, strict=True):
+        read = tokenizer(*row, truncation=True, max_length=24, return_tensors="pt")
+        if name == "bart-class":
+            del read["token_type_ids"]
+        with torch.no_grad():
+            mean = encoder(**read).last_hidden_state[0].mean(dim=0)
+        np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
+
+
+def test_a_row_without_tokens_has_no_direction(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
+    encoded = {"input_ids": [[5, 6], []], "attention_mask": [[1, 1], []], "length": [2, 0]}
+    features = frozen_features(zoo.build("bert"), tokenizer, YES_NO, encoded, 5, "cpu")
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), [1, 0], atol=1e-6)
+
+
+def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: Path) -> None:
+    folder = tiny.save_tiny_gpt2(tmp_path)
+    AutoTokenizer.from_pretrained(folder, padding_side="left").save_pretrained(folder)
+    tokenizer, model = YES_NO.load_tokenizer(str(folder)), AutoModelForSequenceClassification.from_pretrained(folder)
+    encoded = encode_columns({"text": FIRST}, files_task(["text"], YES_NO), tokenizer, 24)
+    alone, together = (predict_outputs(model, tokenizer, YES_NO, encoded, size, "cpu") for size in (1, 12))
+    np.testing.assert_allclose(alone, together, atol=1e-6)
+
+
+class Board(TensorBoardCallback):
+    """Without the package, which need not be installed."""
+
+    def __init__(self) -> None:
+        self.logging_dir = "elsewhere"
+
+    def on_log(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(shared / "model", num_labels=2)
+    texts = [tiny.sentence(number) for number in range(20)]
+    rows = Dataset.from_dict({**tokenizer(texts), "labels": list(range(20))})
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    trainer = RunTrainer(
+        model,
+        TrainingArguments(str(tmp_path), per_device_eval_batch_size=3, report_to="none", use_cpu=True),
+        eval_dataset=rows,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+        task_type=Classification(("no", "yes")),
+        callbacks=[board := Board()],
+        compute_loss_func=lambda outputs, labels, num_items_in_batch: outputs.logits.sum(),
+        compute_metrics=lambda found: seen.append((found.predictions, found.label_ids)) or {},  # type: ignore[func-returns-value]
+    )
     with torch.no_grad():
-        model.classifier.bias[:] = torch.tensor([-50.0, 50.0])
-    model.save_pretrained(run)
-    found = evaluate(str(run), Source(file=str(write_rows(tmp_path / "in.csv", 10))))
-    assert found["predicted"] == {"yes": 10}
-    assert "The model predicts one class for all 10 rows: yes." in caplog.text
-
-
-def test_scores_of_training_rows_are_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run, rows = save_run(tmp_path / "run", ["text"]), write_rows(tmp_path / "in.csv", 10)
-    told = "in.csv is the file that the model was trained on"
-    evaluate(str(run), Source(file=str(rows)))
-    assert told not in caplog.text
-    for file in ("run.json", "metrics.json"):
-        content = json.loads((run / file).read_text())
-        content["config"]["train_file"] = str(rows)
-        (run / file).write_text(json.dumps(content))
-    evaluate(str(run), Source(file=str(tmp_path / "." / "in.csv")))
-    assert told in caplog.text
+        expected = torch.cat([model.eval()(**tokenizer(text, return_tensors="pt")).logits for text in texts]).numpy()
+    assert board.logging_dir == str(tmp_path / "tensorboard")
+    trainer.evaluate()
+    found = trainer.predict(rows)
+    assert len({len(ids) for ids in rows["input_ids"]}) > 3
+    assert len(seen) == 2
+    for predictions, labels in [*seen, (found.predictions, found.label_ids)]:
+        assert np.abs(predictions - expected).max() < 1e-5
+        assert labels.tolist() == list(range(20))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+import sacrebleu
+from helpers import tiny, tiny_translators
 from helpers.command_line import Captured
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from attendrop import cli
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NOUNS = ("cat", "dog", "bird")
 OTHERS = [word for word in tiny.WORDS if word not in NOUNS]
-NEW = range(100, 120)
 
 
 def chosen(number: int) -> dict[str, Any]:
@@ -32,110 +31,40 @@ def chosen(number: int) -> dict[str, Any]:
     return {"q": tiny.sentence(number), "text": choices, "label": "ABCD"[correct]}
 
 
-def labelled(number: int) -> dict[str, Any]:
-    text = tiny.sentence(number)
-    return {"text": text, "label": [label for label in ("cat", "dog", "red") if label in text.split()]}
-
-
 def tagged(number: int) -> dict[str, Any]:
     draw = random.Random(number)
     words = [draw.choice(tiny.WORDS) for _ in range(2 + number % 7)]
-    return {"text": words, "label": ["B-ANIMAL" if word in NOUNS else "O" for word in words]}
+    return {"q": "", "text": words, "label": ["B-ANIMAL" if word in NOUNS else "O" for word in words]}
 
 
-def write_rows(row: Callable[[int], dict[str, Any]], path: Path, first: int, count: int) -> None:
-    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + count)))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of task.
-
-    Attributes:
-        write: Writes the rows of some numbers.
-        rows: Number of rows to train on.
-        options: How they are read, and how long the training is.
-        metrics: What is reported.
-        exact: That which is the fraction of right answers.
-        column: Of the predictions.
-        answer: The right one of a row, or several.
-    """
-
-    write: Callable[[Path, int, int], object]
-    rows: int
-    options: str
-    metrics: list[str]
-    exact: str
-    column: str
-    answer: Callable[[int], Any]
-
-
-PAIR = "--text-columns q,text --label-column label"
-ONE = "--text-columns text --label-column label"
-ENTITIES = ["entity_f1", "entity_precision", "entity_recall", "accuracy", "f1_macro"]
-KINDS = {
-    "multiple-choice": Kind(
-        partial(write_rows, chosen), 60, f"{PAIR} --label-type choice --epochs 5", ["accuracy"], "accuracy", "label",
-        lambda number: chosen(number)["label"],
-    ),
-    "multi-label-classification": Kind(
-        partial(write_rows, labelled), 80, f"{ONE} --epochs 15", ["f1_micro", "f1_macro", "accuracy"], "accuracy",
-        "labels", lambda number: labelled(number)["label"],
-    ),
-    "token-classification": Kind(
-        partial(write_rows, tagged), 80, f"{ONE} --epochs 5", ENTITIES, "accuracy", "tags",
-        lambda number: tagged(number)["label"],
-    ),
-}  # fmt: skip
-
-
-SLOW = ("multi-label-classification",)
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
+@pytest.mark.parametrize(
+    ("row", "options", "metric", "column"),
+    [(chosen, "q,text --label-type choice", "accuracy", "label"), (tagged, "text", "entity_f1", "tags")],
 )
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Kind]:
-    """The folder of a model, of the files of a kind, and of a finished run."""
-    folder, kind = tmp_path_factory.mktemp(request.param), KINDS[request.param]
-    tiny.save_tiny_bert(folder / "model")
-    train, dev = "train.jsonl", "dev.jsonl"
-    kind.write(folder / train, 0, kind.rows)
-    kind.write(folder / dev, NEW.start, len(NEW))
-    files = f"--train-file {folder / train} --eval-file {folder / dev} --model {folder}/model"
-    how = "--batch-size 8 --max-length 24 --learning-rate 1e-2 --method finetune --device cpu --quiet"
-    assert cli.main([*f"train {files} {how} {kind.options} --output-dir {folder}/run".split()]) == 0
-    (folder / dev).rename(folder / "new" if train == "train" else folder / "new.jsonl")
-    return folder, kind
-
-
 def test_a_run_learns_and_its_predictions_are_as_good_as_its_scores(
-    trained: tuple[Path, Kind], capsys: Captured
+    row: Callable[[int], dict[str, Any]], options: str, metric: str, column: str, tmp_path: Path, capsys: Captured
 ) -> None:
-    folder, kind = trained
-    metrics = tiny.read_metrics(folder / "run")
+    tiny.save_tiny_bert(tmp_path / "model")
+    for name, numbers in (("train", range(70)), ("dev", range(100, 120))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in numbers))
+    files = f"--train-file {tmp_path}/train.jsonl --eval-file {tmp_path}/dev.jsonl --model {tmp_path}/model"
+    how = "--epochs 5 --batch-size 8 --max-length 24 --learning-rate 1e-2 --method finetune --device cpu --quiet"
+    columns = f"--label-column label --text-columns {options}"
+    assert cli.main(f"train {files} {how} {columns} --output-dir {tmp_path}/run".split()) == 0
+    metrics = tiny.read_metrics(tmp_path / "run")
     scores = metrics["all_scores"]["dev"]
-    assert [*scores][: len(kind.metrics)] == kind.metrics
-    assert metrics["score"] == scores[kind.metrics[0]] >= 0.9
-    if metrics["baseline"]:
-        assert metrics["baseline"]["dev"]["scores"][kind.metrics[0]] < 0.7
-    assert metrics["data"]["rows"] == {"train": kind.rows, "dev": len(NEW)}
-    new = str(next(folder.glob("new*")))
+    assert metrics["score"] == scores[metric] >= 0.9
+    assert metrics["baseline"]["dev"]["scores"][metric] < 0.7
+    (tmp_path / "dev.jsonl").rename(tmp_path / "new.jsonl")
     capsys.readouterr()
-    assert cli.main(["evaluate", f"{folder}/run", "--eval-file", new, "--device", "cpu", "--json"]) == 0
+    new = ["--device", "cpu", f"{tmp_path}/run", f"{tmp_path}/new.jsonl"]
+    assert cli.main(["evaluate", *new, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all_scores"] == pytest.approx(scores)
-    asked = ["predict", f"{folder}/run", "--predict-file", new, "--device", "cpu", "--quiet"]
-    assert cli.main([*asked, "--output", f"{folder}/out.jsonl"]) == 0
-    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
-    numbers = [int(Path(row["file"]).stem) for row in rows] if "file" in rows[0] else NEW
-    right: list[bool] = []
-    for number, row in zip(numbers, rows, strict=True):
-        answer, found = kind.answer(number), row[kind.column]
-        if kind.column == "tags":
-            right += [one == other for one, other in zip(answer, found, strict=True)]
-        else:
-            right.append(answer == found)
-    assert sum(right) / len(right) == pytest.approx(scores[kind.exact])
+    assert cli.main(["predict", *new, "--quiet", "--output", f"{tmp_path}/out.jsonl"]) == 0
+    found = [json.loads(line)[column] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    pairs = zip(found, (row(number)["label"] for number in range(100, 120)), strict=True)
+    right = [one == other for given, label in pairs for one, other in zip(given, label, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(scores["accuracy"])
 
 
 def test_words_of_a_column_file_get_tags_beside_its_columns(
@@ -163,3 +92,52 @@ def test_words_of_a_column_file_get_tags_beside_its_columns(
     rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert [row["tokens"] for row in rows] == [["the", "cat"], ["bad"], None, ["cat"], None]
     assert [bool(row["skipped"]) for row in rows] == [row["predicted_tags"] is None for row in rows]
+
+
+# Whole runs of models that translate
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pairs = tmp_path_factory.mktemp("translation")
+    tiny_translators.save_tiny_marian(pairs / "model")
+    tiny_translators.write_pairs(pairs, "train", range(40))
+    tiny_translators.write_pairs(pairs, "dev", range(100, 112))
+    encoder = ("--method", "ad-drop", "--set", "layers=encoder", "--set", "cross_tuning=false")
+    assert cli.main(train(pairs, "run", *encoder, "--task-set", "num_beams=2")) == 0
+    return pairs
+
+
+def train(pairs: Path, name: str, *more: str) -> list[str]:
+    train, dev = (f"{pairs}/{part}.en,{pairs}/{part}.ro" for part in ("train", "dev"))
+    return [
+        *("train", "--train-file", train, "--eval-file", dev, "--model", f"{pairs}/model", "--max-steps", "6"),
+        *("--output-dir", f"{pairs}/{name}", "--batch-size", "8", "--max-length", "16", "--learning-rate", "1e-2"),
+        *("--task-set", "max_new_tokens=6", "--device", "cpu", "--quiet", *more),
+    ]
+
+
+def evaluate(run: Path, capsys: Captured, *more: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run), "--device", "cpu", "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)["all_scores"]
+
+
+def test_the_score_is_that_of_what_the_saved_model_writes(pairs: Path, capsys: Captured) -> None:
+    metrics = tiny.read_metrics(pairs / "run")
+    scores = metrics["all_scores"]["dev"]
+    assert list(scores) == ["bleu", "chrf", "neg_log_loss"] and metrics["metric"] == "bleu"
+    model, tokenizer = (loader.from_pretrained(pairs / "run") for loader in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    assert (model.generation_config.num_beams, model.generation_config.max_new_tokens) == (2, 6)
+    texts = [tiny_translators.pair(number) for number in range(100, 112)]
+    written = [
+        tokenizer.decode(model.generate(**tokenizer(text, return_tensors="pt"))[0], skip_special_tokens=True)
+        for text, _ in texts
+    ]
+    expected = sacrebleu.corpus_chrf(written, [[target for _, target in texts]]).score / 100
+    assert scores["chrf"] == pytest.approx(expected) and expected > 0
+    assert evaluate(pairs / "run", capsys) == pytest.approx(scores)
+    shorter = evaluate(pairs / "run", capsys, "--task-set", "max_new_tokens=1")  # instead of the run's own
+    assert shorter["chrf"] != scores["chrf"] and shorter["neg_log_loss"] == pytest.approx(scores["neg_log_loss"])
+    history = metrics["history"]
+    assert history[-1]["train_loss"] < history[0]["train_loss"] and history[0]["dropped"]["ad-drop"] > 0.02

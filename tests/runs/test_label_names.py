@@ -1,4 +1,4 @@
-"""Names of classes as training rows: of which runs, of which models, and what they do not change."""
+"""Rows beside the training rows: names of classes, and texts without labels; and what they do not change."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, read_run_file, run_file
 from attendrop.runs.data import Parts
 from attendrop.runs.data import sampled_rows as sampled
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_file import read_run_file, run_file
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import open_runner
 from attendrop.studies.units import Unit
+from attendrop.tasks.class_names import unlabelled_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -61,8 +61,6 @@ def test_each_class_has_its_name_as_the_last_training_rows(named: Path) -> None:
 
 DRAWN = [
     {"shots": 3},
-    {"max_train_samples": 10},
-    {"selection_fraction": 0.25},
     {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
     {"eval_file": None, "ood": True, "test_fraction": 0.25},
     {"method": "attendout", "options": {"reward_data": "split"}},
@@ -115,8 +113,6 @@ def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
 
 NEVER = {
     "numbers": (["0.5", "1.5"] * 12, {"label_type": "number"}),
-    "whole numbers": (["0", "1", "2"] * 7, {}),
-    "codes": (["C1", "C2", "C3"] * 7, {}),
     "numbered": (["label_1", "label_2", "label_3"] * 7, {}),
     "many rows": (NAMES * 11, {}),
     "none": (NAMES * 7, {"label_names": "none"}),
@@ -134,10 +130,9 @@ def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named:
     "options",
     [
         {"method": "ad-drop", "options": {"attribution": "recorded"}, "gradient_accumulation": 2, "max_steps": 3},
-        {"head_init": "linear-probe", "max_steps": 0, "pooling": "mean"},
         {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2},
     ],
-    ids=["recorded", "linear", "refit"],
+    ids=["recorded", "refit"],
 )
 def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Path) -> None:
     found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))
@@ -177,15 +172,11 @@ def test_a_file_has_several_texts_of_a_class_whatever_its_name_and_rows(named: P
 BAD_FILES = [
     ("label,text\nbad_dog,no\n", {}, "names.csv, line 2: the label 'bad_dog' is not one of the training rows; did"),
     ("label,text\nred,\n", {}, "names.csv, line 2: the text is empty; correct it."),
-    ("label,text\n,red\n", {}, "names.csv, line 2: the label is empty; correct it."),
     ("name,text\nred,no\n", {}, "names.csv has no column 'label'"),
     (FILE, {"text_columns": ("text", "other")}, "of rows of one text in files, and these have 2; omit it."),
     (FILE, {"label_type": "number"}, "and not for labels of type 'number'; omit it."),
-    (FILE, {"label_column": "number"}, "and not for labels of type 'number'; omit it."),
-    (FILE, {"task": "cola", "train_file": None, "eval_file": None, "text_columns": (), "label_column": None},
-     "and not for task 'cola'; omit it."),
     (None, {}, "names.csv"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("content", "options", "message"), BAD_FILES)
@@ -202,22 +193,139 @@ def test_a_file_that_cannot_be_used_is_refused(
     assert message in str(caught.value)
 
 
-def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have_their_own(named: Path) -> None:
-    (named / "names.csv").write_text(FILE)
-    (named / "others.csv").write_text("label,text\nred,green\n")
-    given = ("none", "auto", str(named / "names.csv"), str(named / "others.csv"))
-    units = [Unit(config(named, label_names=each)) for each in given]
-    with open_runner(named / "study", workers=0) as runner:
+# Texts without labels -------------------------------------------------------------------------------------------------
+
+FIRST, SECOND = ("red", "near", "good", "bird"), ("blue", "far", "bad", "cat")
+LINEAR = {"head_init": "linear-probe", "max_steps": 0, "pooling": "mean"}
+
+
+def texts(start: int, count: int) -> list[str]:
+    """Texts with words of one of two classes, in turn."""
+    own = (FIRST, SECOND)
+    return [
+        f"the {own[number % 2][number // 2 % 4]} {tiny.WORDS[number % 8]} {own[number % 2][number // 8 % 4]} {number}"
+        for number in range(start, start + count)
+    ]
+
+
+def write_texts(path: Path, found: list[str], header: str = "text", labels: Any = None) -> str:
+    rows = found if labels is None else [f"{text},{label}" for text, label in zip(found, labels, strict=True)]
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def data(files: Path) -> Path:
+    """A folder with a model, twelve rows of two classes to train on, eight to score, and forty texts."""
+    for name, start, count in (("train", 0, 12), ("dev", 12, 8)):
+        (files / f"{name}.csv").unlink()
+        write_texts(files / f"{name}.csv", texts(start, count), "text,label", ["C1", "C2"] * (count // 2))
+    write_texts(files / "texts.csv", texts(100, 40))
+    return files
+
+
+def config_with(folder: Path, output: str = "run", **options: Any) -> RunConfig:
+    given = {"text_columns": ("text",), "method": "finetune", "selection_fraction": 0.0, "refit": None}
+    return tiny.config(folder, output, **(given | {"unlabelled": str(folder / "texts.csv")} | options))
+
+
+def parts_with(folder: Path, **options: Any) -> Parts:
+    return resolve_run(config_with(folder, **options)).parts
+
+
+def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_score_on_are_counted(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = [texts(100, 1)[0].upper(), *(f"{text} !" for text in texts(0, 3)), *texts(12, 2)]
+    write_texts(data / "texts.csv", [*texts(100, 40), *more])
+    numbers = {"texts": 42, "repeated": 4, "not_sampled": 0, "scored": 2}
+    found = parts_with(data)
+    assert found.unlabelled["text"] == [*texts(100, 40), *texts(12, 2)] and found.unlabelled_numbers == numbers
+    with caplog.at_level(logging.INFO, logger="attendrop"):
+        metrics = train(config_with(data, **LINEAR))
+    decision = metrics["head_init"]["unlabelled"]
+    assert metrics["data"]["unlabelled"] == numbers | decision
+    assert metrics["data"]["rows"] == {"train": 12, "dev": 8}
+    told = (
+        "There are 42 unlabelled texts for linear models; 4 more repeat texts, or training rows, and are left out.",
+        "Of the 42 unlabelled texts 2 are texts of evaluation rows.",
+        *unlabelled_decisions([("the head's start", decision)]),
+    )
+    assert {*told} <= {*caplog.messages}
+    assert {*told[:2], *unlabelled_decisions([("finetune", decision)])} <= {*answer([metrics]).notes}
+
+
+OTHER_DRAWN = [
+    {"shots": 3, "head_init": "linear-probe"},
+    {"selection_fraction": 0.25},
+    {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
+    {"protocol": "paper", "selection_fraction": None},
+]
+
+
+@pytest.mark.parametrize("options", OTHER_DRAWN, ids=str)
+def test_they_change_no_other_rows_and_are_none_of_those_drawn(options: dict[str, Any], data: Path) -> None:
+    write_texts(data / "texts.csv", [*texts(100, 8), *texts(0, 20)])
+    found, without = parts_with(data, **options), parts_with(data, unlabelled=None, **options)
+    held = [part for part in (found.selection, found.reward) if part is not None]
+    for one, other in zip(
+        [found.train, *held, *found.report.values()],
+        [without.train, *(p for p in (without.selection, without.reward) if p is not None), *without.report.values()],
+        strict=True,
+    ):
+        assert one["text"] == other["text"]
+    used = set(found.unlabelled["text"])
+    assert not used & {*found.train["text"]} and set(texts(100, 8)) <= used
+    scored = {text for part in found.report.values() for text in part["text"]}
+    assert all(set(part["text"]) <= scored or not used & set(part["text"]) for part in held)
+
+
+def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> None:
+    found = train(config_with(data, **LINEAR))
+    frozen = run_baseline(config_with(data, "frozen"), "frozen")
+    without = train(config_with(data, "without", unlabelled=None, **LINEAR))
+    assert found["score"] == frozen["score"]
+    used = found["data"]["unlabelled"]["used"]
+    assert used is frozen["data"]["unlabelled"]["used"]
+    assert used is not (tiny.weights_of(data / "run") == tiny.weights_of(data / "without"))
+    assert "unlabelled" not in without["data"] and "unlabelled" not in without["head_init"]
+
+
+def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:
+    first = train(config_with(data, **LINEAR))
+    assert train(config_with(data, **LINEAR), resume=True) == first
+    write_texts(data / "texts.csv", texts(200, 40))
+    with pytest.raises(AttendropError, match="training data changed since"):
+        train(config_with(data, **LINEAR), resume=True)
+
+
+REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"label_type": "labels"}, None, "and not for labels of type 'labels'; omit it."),
+    ({"text_columns": ("text", "other"), "label_type": "class"}, None, "and these have 2; omit it."),
+    ({}, "a,b\nthe cat,1\n", "texts.csv has no column 'text', as the training file has, and its columns are 'a', 'b'"),
+    ({}, "text,b\nthe cat,1\n,2\n", "texts.csv, line 3, column 'text': the text is empty."),
+    ({}, "text\nTHE red the red 0\n", "texts.csv has no text that the training rows lack; omit it."),
+]
+
+
+@pytest.mark.parametrize(("options", "content", "message"), REFUSED)
+def test_what_cannot_be_used_is_refused(options: dict[str, Any], content: str | None, message: str, data: Path) -> None:
+    lines = (data / "train.csv").read_text().splitlines()
+    rows = [f"{lines[0]},other,number", *(f"{line},a,{number}.5" for number, line in enumerate(lines[1:]))]
+    (data / "train.csv").write_text("\n".join(rows) + "\n")
+    if content is not None:
+        (data / "texts.csv").write_text(content)
+    with pytest.raises(AttendropError) as caught:
+        parts_with(data, **({"eval_file": None} | options))
+    assert message in str(caught.value)
+
+
+def test_runs_without_them_keep_their_folder_in_a_study_and_files_have_their_own(data: Path) -> None:
+    write_texts(data / "others.csv", texts(200, 9))
+    given = (None, str(data / "texts.csv"), str(data / "others.csv"))
+    units = [Unit(config_with(data, unlabelled=each)) for each in given]
+    with open_runner(data / "study", workers=0) as runner:
         assert len({runner.folder_of(unit) for unit in units}) == len(given)
-    assert units[0].key() == Unit(units[0].config.filled(label_names=None)).key()  # as before there was the option
-    for elsewhere in ({"label_type": "number"}, {"text_columns": ("text", "other")}):
-        assert config(named, **elsewhere).label_names is None
-
-
-def test_options_of_a_run_are_read_back_as_they_were_given(named: Path) -> None:
-    (named / "names.csv").write_text(FILE)
-    for given in ("none", None, "auto", str(named / "names.csv")):
-        run = config(named, label_names=given)
-        (named / "run.yaml").write_text(run_file(run))
-        again = read_run_file(str(named / "run.yaml"))
-        assert RunConfig(**again | {"seed": 0, "output_dir": run.output_dir}) == run
+    (data / "run.yaml").write_text(run_file(units[1].config))
+    again = read_run_file(str(data / "run.yaml"))
+    assert RunConfig(**again | {"seed": 0, "output_dir": units[1].config.output_dir}) == units[1].config

@@ -20,12 +20,10 @@ from safetensors.torch import load_file
 import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.inference import evaluate
-from attendrop.runs.model_loading import load_config, load_for
-from attendrop.runs.model_source import Source
+from attendrop.runs.config import Source
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
-from attendrop.runs.resolved_run import with_training
-from attendrop.runs.run_folder import keeps_model
+from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -35,9 +33,8 @@ ADAPTER: dict[str, Any] = {"lora": {"r": 2, "targets": "all-linear", "dropout": 
 
 @pytest.fixture(scope="module")
 def folder(own: Path) -> Path:
-    """A model, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
+    """A model, data, and in ``run`` a finished run with an adapter."""
     train(tiny.config(own, **ADAPTER))
-    train(tiny.config(own, "mean", lora={"r": 2}, pooling="mean", method="finetune", max_steps=1))
     return own
 
 
@@ -83,19 +80,6 @@ def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     assert all(tensor.any() for tensor in adapter.values())
 
 
-def test_an_adapter_on_a_classifier_of_the_mean_is_saved_merged(folder: Path) -> None:
-    """Transformers and PEFT would put it on a class of their own, with a random head."""
-    model = attendrop.load(folder / "mean")
-    assert type(model).__name__ == "BertMeanPoolingForSequenceClassification"
-    assert not (folder / "mean" / "adapter_config.json").exists()
-    assert not any("lora" in name for name in load_file(folder / "mean" / "model.safetensors"))
-    assert evaluate(str(folder / "mean"), DEV)["score"] == tiny.read_metrics(folder / "mean")["score"]
-    assert load_config(str(folder / "mean")).classifier_pooling == "mean"
-    card = (folder / "mean" / "README.md").read_text()
-    assert "attendrop.load(folder)" in card and "trust_remote_code=True" in card
-    assert "peft" not in card
-
-
 def _write_class(model: object, path: Path, **_: object) -> float:
     """Write the name of a class instead of a model, which takes seconds."""
     path.write_text(type(model).__name__)
@@ -122,14 +106,12 @@ def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: py
     assert hf.AutoConfig.from_pretrained(tmp_path / "served").id2label == {0: "no", 1: "yes"}
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("method", "timed"), [("ad-drop", False), ("finetune", True), ("attendout", False)])
+@pytest.mark.parametrize(("method", "timed"), [("ad-drop", False), ("finetune", True)])
 def test_a_resumed_run_ends_with_the_same_adapter(
     folder: Path, files: Path, stop_at: Callable[[int], Any], method: str, timed: bool
 ) -> None:
     how: dict[str, Any] = {"checkpoint_seconds": 0.0} if timed else {}
     config = ADAPTER | {"method": method, "save_steps": 3}
-    config |= {"options": {"dropout_step": 2}} if method == "attendout" else {}
     if method == "ad-drop":
         (files / "whole").symlink_to(folder / "run")
     else:
@@ -142,11 +124,8 @@ def test_a_resumed_run_ends_with_the_same_adapter(
 
 
 def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
-    rates = []
-    for lora in (None, {"r": 2}):
-        config = tiny.config(folder, lora=lora).filled(learning_rate=None)
-        rates.append(with_training(config, rows=40).learning_rate)
-    assert rates == [1e-4, 1e-3]
+    runs = [resolve_run(tiny.config(folder, lora=lora, learning_rate=None)) for lora in (None, {"r": 2})]
+    assert [run.config.learning_rate for run in runs] == [1e-4, 1e-3]
 
 
 @pytest.mark.parametrize(
@@ -159,18 +138,6 @@ def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
 def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given: str, message: str) -> None:
     arguments = train_arguments(folder, tmp_path / "run", "--max-steps", "2", "--quiet", "--lora", given)
     assert_refused(arguments, tmp_path / "run", message, capsys)
-
-
-def test_what_the_method_drops_in_it_is_shown(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shown = ["attend", f"{folder}/run", "the cat sees", "--text-pair", "a dog", "--output", f"{tmp_path}/a.html"]
-    assert cli.main(shown) == 0
-    assert "Crossed out: what ad-drop drops." in capsys.readouterr().out
-    assert keeps_model(folder / "run")  # so that it can be pushed
-
-
-def test_methods_that_cannot_act_on_an_adapter_say_so_at_once(folder: Path) -> None:
-    with pytest.raises(AttendropError, match=r"Method 'supert' changes weights .* are not saved with an adapter"):
-        tiny.config(folder, method="supert", lora={"r": 2})
 
 
 def test_without_peft_it_says_what_to_install(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,21 +180,10 @@ def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys:
     assert "Layers were not chosen by scores." in (files / "named" / "README.md").read_text()
 
 
-def test_without_rows_to_choose_on_it_names_the_command_that_holds_some_out(files: Path, capsys: Captured) -> None:
-    train(tiny.config(files, method="finetune", max_steps=1, eval_file=None, selection_fraction=0.25, refit=True))
-    assert cli.main(arguments(files, files / "out", "--layers", "1")) == 2
-    said = capsys.readouterr().err
-    [(command, instead)] = re.findall(r": attendrop (train .*) --eval-file FILE .*, or with (.*) in place of", said)
-    again = files / "again"
-    assert cli.main([*command.split(), *instead.split(), "--output-dir", str(again)]) == 0
-    assert cli.main(["prune", str(again), "--output-dir", str(files / "out"), "--layers", "1", "--device", "cpu"]) == 0
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (("--layers", "7,"), "no layer 7; layers are 0 to 1"),
-        (("--layers", ">=0.5"), "there is none here"),
         (("--select-by", "method"), "learnt no ranking of layers"),
         (("--recover-epochs", "-1"), "recover-epochs must be at least 0"),
         (("--layers", "1", "--tolerance", "0.5"), "tolerance=0.5 is for layers='auto'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -9,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from helpers import tiny
+from helpers.command_line import Captured, train_arguments
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import partial_of
+from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.run_trainer import RunCallback
 from attendrop.runs.train import train
 from attendrop.support.files import sha256, write_json
-from attendrop.training.checkpoints import MANIFEST, last_checkpoint
+from attendrop.training.checkpoints import MANIFEST, is_complete, last_checkpoint
 from attendrop.training.trainer import RegularizedTrainer
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -105,14 +109,6 @@ def test_the_time_before_a_resumption_counts() -> None:
     assert meter.state()["attributes"]["seconds_so_far"] >= 1000
     meter.on_train_end(*given)
     assert meter.seconds_so_far >= meter.seconds_before == 1000
-
-
-def test_a_short_run_keeps_its_scores_only(shared: Path, tmp_path: Path) -> None:
-    """The last weights are not the best."""
-    config = tiny.config(shared, output_dir=str(tmp_path / "timed"), **CHANGES_MUCH)
-    metrics = train(config, keep_model=False, checkpoint_seconds=60)
-    assert sorted(os.listdir(tmp_path / "timed")) == ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
-    assert metrics["best_epoch"] < 4
 
 
 def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(
@@ -208,7 +204,6 @@ def test_the_files_of_a_checkpoint_are_known(last: Path) -> None:
 
 CONTENTS: dict[str, Callable[[Path], Any]] = {
     "garbage": lambda file: file.write_bytes(b"\x80garbage"),
-    "empty": lambda file: file.write_bytes(b""),
     "pickled code": lambda file: torch.save({"state": Runs()}, file),
     "of others": lambda file: (
         torch.save({"others": 1}, file)
@@ -238,8 +233,7 @@ def test_what_cannot_be_read_in_a_checkpoint_is_named_in_a_sentence(
     assert not (last.parents[1] / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin", "other/adapter_model.bin"])
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside safetensors"])
+@pytest.mark.parametrize(("name", "beside"), [("pytorch_model.bin", False), ("other/adapter_model.bin", True)])
 def test_pickled_weights_in_a_checkpoint_are_refused(
     shared: Path, last: Path, name: str, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,3 +256,42 @@ def test_the_best_weights_are_read_from_safetensors_only(shared: Path, tmp_path:
     trainer.state = TrainerState(best_model_checkpoint=str(elsewhere))
     with pytest.raises(AttendropError, match="holds pickled weights"):
         trainer._load_best_model()
+
+
+# A full disk ----------------------------------------------------------------------------------------------------------
+
+# What writes, how often it succeeds, and how it fails then.
+WRITERS: list[tuple[Any, str, int, Exception]] = [
+    (safetensors.torch, "save_file", 2, SafetensorError("I/O error: No space left on device (os error 28)")),
+    (torch, "save", 1, RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")),
+    (Path, "write_text", 0, OSError(errno.ENOSPC, "No space left on device")),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=["safetensors", "torch", "python"])
+def test_a_full_disk_is_one_sentence_and_can_be_resumed(
+    shared: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, writes: int, error: Exception,
+) -> None:  # fmt: skip
+    write, left = getattr(owner, name), writes
+
+    def full(*given: Any, **keywords: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise error
+        return write(*given, **keywords)
+
+    arguments = train_arguments(shared, tmp_path / "run", "--method", "finetune", "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, full)
+        if name == "save_file":
+            patch.setattr("transformers.modeling_utils.safe_save_file", full)
+        assert cli.main(arguments) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Warning: ")]
+    assert len(said) == 1 and said[0].startswith("Error: No space left on device")
+    assert said[0].endswith("Free some space, then resume training with --resume.")
+    assert all(is_complete(checkpoint) for checkpoint in tmp_path.glob(".run.partial/checkpoint-*"))
+    assert cli.main([*arguments, "--resume"]) == 0
+    assert tiny.read_metrics(tmp_path / "run")["steps"] == 10

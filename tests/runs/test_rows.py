@@ -16,10 +16,9 @@ from helpers.stand_in_data import write_stand_ins
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop import cli
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.data import Parts
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 
@@ -61,11 +60,6 @@ def test_a_method_is_rewarded_on_the_rows_that_it_names(
     texts = {name: {*rows["text"]} for name, rows in of.items()}
     assert texts["reward"] == texts[source]
     assert all(texts["reward"].isdisjoint(texts[name]) for name in {*texts} - {source, "reward"})
-
-
-def test_shots_are_taken_from_the_others(files: Path) -> None:
-    found = parts(files, shots=3, selection_fraction=0.0)
-    assert (len(found.train), len(found.report["dev"])) == (6, 10)
 
 
 def test_rows_of_the_same_text_are_on_one_side(files: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,11 @@ from helpers import tiny
 from helpers.command_line import Captured, train_arguments
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source, run_file
 from attendrop.runs.inference import evaluate
-from attendrop.runs.model_source import Source
-from attendrop.runs.run_file import run_file
 from attendrop.runs.run_metrics import epoch_metrics
 from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import summarise, train
@@ -75,25 +70,6 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     assert [row["place"] for row in skipped] == ["line 16", "line 17", "line 5"]
 
 
-@pytest.mark.parametrize("protocol", ["paper", pytest.param("held-out", marks=pytest.mark.slow)])
-def test_labels_that_training_lacks_count_as_wrong_where_asked(folder: Path, capsys: Captured, protocol: str) -> None:
-    tiny.write_csv(folder / "more.csv", ["no", "yes", "maybe", "never", "maybe", "yes"])
-    options = ["--eval-file", f"{folder}/more.csv", "--protocol", protocol, "--eval-batch-size=1", "--max-steps=1"]
-    assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 2
-    assert "--unknown-labels wrong" in capsys.readouterr().err
-    options += ["--unknown-labels", "wrong", *(["--class-weights", "balanced"] if protocol == "held-out" else [])]
-    assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 0
-    assert "3 labels of dev not in train count as wrong: 'maybe' (2), 'never' (1)." in capsys.readouterr().err
-    metrics = tiny.read_metrics(folder / f"more-{protocol}")
-    assert metrics["data"]["report"]["parts"]["dev"]["unknown_labels"] == {"maybe": 2, "never": 1}
-    scores = metrics["all_scores"]["dev"]
-    assert scores["accuracy"] <= 0.5 and metrics["data"]["rows"]["dev"] == 6
-    json.dumps(metrics, allow_nan=False)
-    assert cli.main(["evaluate", f"{folder}/more-{protocol}", "--device", "cpu", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["unknown_labels"] == {"maybe": 2, "never": 1} and found["all_scores"] == pytest.approx(scores)
-
-
 # Metric, class weights, logs -----------------------------------------------------------------------------------------
 
 
@@ -125,14 +101,6 @@ def test_balanced_loss_does_not_depend_on_how_a_step_is_cut() -> None:
     torch.testing.assert_close(sum(parts), whole)
 
 
-def test_class_weights_are_for_classes(folder: Path) -> None:
-    tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
-    options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "class_weights": "balanced"}
-    with pytest.raises(AttendropError, match="class-weights='balanced' needs classes"):
-        train(tiny.config(folder, "weighted-numbers", **options))
-    assert not (folder / "weighted-numbers").exists()
-
-
 def test_an_epoch_is_what_all_its_logs_say_together(folder: Path, capsys: Captured) -> None:
     log = [{"loss": 1.0, "step": 4, "epoch": 0.8}, {"loss": 6.0, "step": 5, "epoch": 1.0, "x/dropped": 0.5}]
     assert epoch_metrics(log, 1).items() >= {"loss": 2.0, "x/dropped": 0.5}.items()
@@ -149,44 +117,6 @@ def test_an_epoch_is_what_all_its_logs_say_together(folder: Path, capsys: Captur
         assert one["dropped"] == pytest.approx(each["dropped"], abs=0.02)
     state = json.loads(next((folder / "each-step").glob("checkpoint-10/trainer_state.json")).read_text())
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [2, 4, 5, 6, 8, 10]
-
-
-def test_metrics_are_reported_where_it_is_asked_and_tensorboards_within_the_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its package need not be installed."""
-    told: list[tuple[str, set[str]]] = []
-
-    class Recorder(TensorBoardCallback):
-        def __init__(self) -> None:
-            self.logging_dir = "elsewhere"
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-            told.append((self.logging_dir, set(logs)))
-
-    find = importlib.util.find_spec
-    installed = ModuleSpec("tensorboard", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed if name == "tensorboard" else find(name))
-    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Recorder)
-    train(tiny.config(folder, "recorded", report_to="tensorboard", options={"cross_tuning": False}, epochs=1))
-    assert {place for place, _ in told} == {str(folder / ".recorded.partial" / "tensorboard")}
-    assert {"loss", "ad_drop/dropped", "eval_accuracy"} <= set().union(*(names for _, names in told))
-
-
-def test_missing_package_of_an_integration_is_named(
-    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find, name = importlib.util.find_spec, "tensorboard"
-    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if name in package else find(package))
-    assert cli.main(arguments(folder, "reported", "--report-to", name)) == 2
-    assert f"Error: report-to {name} needs the package {name}; run `pip install {name}`." in capsys.readouterr().err
-    assert not (folder / "reported").exists()
 
 
 # run.yaml ------------------------------------------------------------------------------------------------------------
@@ -259,23 +189,56 @@ def test_broken_config_file(tmp_path: Path, capsys: Captured, content: str | Non
 # Several seeds, and lists of runs ------------------------------------------------------------------------------------
 
 
-def test_several_seeds_have_a_folder_each_and_a_summary(folder: Path, capsys: Captured) -> None:
-    run = arguments(folder, "seeds", "--seed", "0,1", "--method", "finetune", "--max-steps", "1")
-    assert cli.main(run) == 0
-    assert "mean ± std (n-1) of 2 seeds" in capsys.readouterr().out
-    scores = [tiny.read_metrics(folder / "seeds" / f"seed{n}")["score"] for n in range(2)]
-    summary = json.loads((folder / "seeds" / "summary.json").read_text())
-    assert (summary["seeds"], summary["n"]) == ([0, 1], 2)
-    assert summary["all_scores"]["dev"]["accuracy"]["values"] == scores
-    assert cli.main(run) == 2
-    assert "holds a summary of runs already" in capsys.readouterr().err
-    assert cli.main([*run, "--resume", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert err.count("is finished already") == 2 and json.loads(out) == summary
-
-
 def test_the_spread_of_seeds_is_that_of_a_sample(folder: Path) -> None:
     scores, metrics = [0.5, 0.75, 0.9], tiny.read_metrics(folder / "run")
     found = summarise([metrics | {"all_scores": {"dev": {"accuracy": score}}} for score in scores])
     expected = {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "values": scores}
     assert found["all_scores"] == {"dev": {"accuracy": expected}}
+
+
+# Options that contradict each other are refused before anything is read, and the refusal names one of them
+
+TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (), "label_column": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"test_fraction": 0.2}, "test-fraction and eval-file are both evaluation data"),
+        ({"test_fraction": 1.0}, "test_fraction=1.0 must be at least 0 and below 1"),
+        ({"refit": True, "selection_fraction": 0.0}, "refit needs rows held out from training"),
+        ({"patience": 2, "selection_fraction": 0}, "patience needs rows held out"),
+        ({"shots": 1, "max_train_samples": 1}, "both limit the training data"),
+        ({"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
+        (
+            {"task": "swag"},
+            "With a train-file, task is the kind of its rows, one of choice, .*, and not 'swag'; give one",
+        ),
+        ({**TASK, "task": "tags"}, "'tags' is for custom files"),
+        ({**TASK, "task": "rte", "skip_bad_rows": True}, "skip-bad-rows is for custom files"),
+        ({"options": 3}, "options must be a mapping"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"max_steps": 0}, "max-steps 0 trains nothing but the head's start"),
+        ({"lora": {"r": 0}}, "r=0 must be a whole number"),
+    ],
+    ids=str,
+)
+def test_options_of_a_run(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        tiny.config(Path("nowhere"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"file": "a.csv", "task": "rte"}, "a task .* or a file"),
+        ({"task": "rte", "text_columns": ("a",)}, "text-columns is for custom files"),
+        ({"task": "rte", "unknown_labels": "wrong"}, "unknown-labels is for custom files"),
+        ({"file": "a.csv", "input_format": "csv"}, "input-format is for standard input"),
+        ({"file": "a.csv", "skipped_file": "x"}, "skipped-file is for skip-bad-rows"),
+    ],
+    ids=str,
+)
+def test_options_of_evaluation_and_prediction(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        Source(**options)

@@ -39,12 +39,6 @@ def folder(own: Path) -> Path:
     return own
 
 
-def test_the_frozen_start_alone_is_scored_on_rows_held_out(own: Path) -> None:
-    found = train(tiny.config(own, "none", **HELD_OUT | {"epochs": None, "max_steps": 0, "head_init": "linear-probe"}))
-    assert (found["steps"], found["data"]["rows"], found["score"]) == (0, {"train": 36, "selection": 4}, None)
-    assert 0 <= found["selection_score"] <= 1
-
-
 def resolved(folder: Path, **options: Any) -> ResolvedRun:
     return resolve_run(tiny.config(folder, "unused", **(ASK | options)))
 
@@ -52,9 +46,7 @@ def resolved(folder: Path, **options: Any) -> ResolvedRun:
 # What is decided ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"), [(10, 240), (384, 240), (770, 482), (1920, 1200), (4000, 1200), (8551, 1604)]
-)
+@pytest.mark.parametrize(("rows", "expected"), [(10, 240), (770, 482), (4000, 1200), (8551, 1604)])
 def test_steps_of_small_sets_are_epochs_within_limits_and_of_large_sets_three_epochs(rows: int, expected: int) -> None:
     assert steps(rows, 16) == expected
 
@@ -165,7 +157,6 @@ RECORDED = ADDrop(p=0.3, attribution="recorded", layers="all")
         (20, 400, {}, RECORDED),
         (20, 200, {"q": 0.5}, replace(RECORDED, q=0.5)),
         (20, 200, {"p": 0.1}, USUAL),
-        (20, 200, {"target": "gold_label"}, replace(USUAL, target="gold_label")),
         (20, 401, {}, USUAL),
         (19, 57, {}, USUAL),
         (20, 40, {"method": "ad-drop+r-drop"}, Compose(RECORDED, RDrop())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -10,18 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import tiny, zoo
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerState, TrainingArguments
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
+from attendrop.runs import run_trainer
+from attendrop.runs.config import RunConfig, Source, preset
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_file import preset
 from attendrop.runs.run_folder import holds_run
-from attendrop.runs.train import announce_run, train
+from attendrop.runs.run_trainer import has_stopped, num_epochs, run_arguments, training_arguments
+from attendrop.runs.train import announce_run, divide_logits, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -80,15 +81,9 @@ def test_log_says_which_epochs_are_regularised(folder: Path, caplog: pytest.LogC
     [
         ("ad-drop", {}, "on CoLA, MRPC, STS-B and RTE"),  # the data have two classes
         ("ad-drop", {"p": 0.3, "attribution": "recorded", "layers": "all"}, "+0.036 [+0.023, +0.048]"),
-        ("ad-drop", {"p": 0.3, "layers": "all"}, "harm on CoLA and MRPC"),
         ("ad-drop", {"p": 0.3}, None),
-        ("ad-drop", {"cross_tuning": True}, None),
-        ("r-drop", {}, "1,000 held-out rows of Banking77"),
         ("r-drop", {"alpha": 3.0}, None),
         ("ad-drop+r-drop", {}, None),  # neither was measured with the other
-        ("mixout", {}, None),
-        ("mixout", {"p": 0.9}, "no significant difference from plain fine-tuning"),
-        ("finetune", {}, None),
     ],
 )
 def test_log_quotes_what_was_measured_of_the_setting_that_runs(
@@ -196,12 +191,6 @@ def test_what_the_method_was_rewarded_on_is_said(
     assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
 
 
-def test_a_metric_rewards_without_rows_that_select_an_epoch(folder: Path) -> None:
-    options = {"score": "metric", "dropout_step": 1}
-    how: dict[str, Any] = {"method": "attendout", "options": options, "max_steps": 4, "selection_fraction": 0.0}
-    assert len(train(tiny.config(folder, "metric", **how))["dropout_steps"]) == 4
-
-
 @pytest.mark.parametrize("refit", [False, True])
 def test_no_epoch_of_a_search_is_the_best(folder: Path, refit: bool) -> None:
     """Though its score is that of all others: its model was discarded."""
@@ -222,3 +211,128 @@ def test_a_single_step_is_no_warmup(folder: Path) -> None:
     before, after = (load_file(folder / name / "model.safetensors") for name in ("model", "one"))
     name = "encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(after[f"bert.{name}"], before[name])
+
+
+# Training arguments: made in one place for runs and for fine-tuning pruned models
+
+OPTIMISATION = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "warmup_steps"),
+    *("lr_scheduler_type", "train_sampling_strategy", "seed", "use_cpu", "bf16"),
+)
+
+
+def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(shared: Path) -> None:
+    options: dict[str, Any] = {"schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "gradient_accumulation": 2}
+    config = tiny.config(shared, seed=7, bf16=True, **options)
+    trained = run_arguments(resolve_run(config), 36, Path("unused"))
+    recovered = training_arguments(config, output_dir="unused")
+    for name in OPTIMISATION:
+        assert getattr(trained, name) == getattr(recovered, name), name
+    assert (trained.load_best_model_at_end, trained.metric_for_best_model) == (True, "eval_accuracy")
+
+
+def test_checkpoints_are_where_the_run_looks_for_them(shared: Path) -> None:
+    """Also in ``--output-dir=./~/run``, though transformers replaces a ``~`` at the beginning."""
+    arguments = run_arguments(resolve_run(tiny.config(shared)), 36, Path("~/run"))
+    assert arguments.output_dir == str(Path.cwd() / "~" / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"epochs": 3}, 3),
+        ({"max_steps": 5}, 1),
+        ({"max_steps": 6}, 2),
+        ({"max_steps": 3, "gradient_accumulation": 3}, 2),
+    ],
+)
+def test_steps_are_counted_in_epochs(shared: Path, options: dict[str, Any], epochs: int) -> None:
+    """36 rows to train on, in batches of 8."""
+    run = resolve_run(tiny.config(shared, **options))
+    assert num_epochs(run.config, len(run.parts.train)) == epochs
+
+
+def test_steps_and_epochs_are_those_of_all_processes(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = resolve_run(tiny.config(shared, max_steps=5, selection_fraction=0.0))
+    assert num_epochs(run.config, 36) == 2  # of 3 steps, each of two batches of 8
+    many = str(tiny.write_csv(tmp_path / "many.csv", ["no", "yes"] * 200))
+    run = resolve_run(tiny.config(shared, train_file=many, epochs=None, batch_size=1, selection_fraction=0.0))
+    assert run.config.max_steps == 600  # three epochs, each step of two rows
+
+
+@pytest.mark.parametrize(
+    ("patience", "waited", "stop_after", "stopped"),
+    [(2, 1, None, False), (2, 2, None, True), (None, 2, None, False), (None, 0, 11, False), (None, 0, 10, True)],
+)
+def test_a_resumed_run_that_had_stopped_takes_no_more_steps(
+    shared: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, stopped: bool
+) -> None:
+    stopping = {"args": {}, "attributes": {"early_stopping_patience_counter": waited}}
+    state = TrainerState(global_step=10, stateful_callbacks={"EarlyStoppingCallback": stopping})
+    state.save_to_json(str(tmp_path / "trainer_state.json"))
+    assert has_stopped(tiny.config(shared, patience=patience), tmp_path, stop_after) == stopped
+
+
+def test_a_run_trains_on_one_of_several_gpus(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithTwo(TrainingArguments):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self._n_gpu = 2
+
+    monkeypatch.setattr(run_trainer, "TrainingArguments", WithTwo)
+    assert run_arguments(resolve_run(tiny.config(shared)), 36, Path("unused")).n_gpu == 1
+
+
+# ``--calibrate``: a temperature in the weights of the last layer
+
+
+@pytest.mark.parametrize(
+    "family", [name for name, entry in zoo.ZOO.items() if entry.model.endswith("ForSequenceClassification")]
+)
+def test_all_logits_are_divided(family: str) -> None:
+    model, batch = zoo.build(family), zoo.batch_of(family, (5, 7))
+    batch.pop("labels", None)
+    with torch.no_grad():
+        before = model(**batch).logits
+        divide_logits(model, 2.5)
+        after = model(**batch).logits
+    torch.testing.assert_close(after * 2.5, before)
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_probabilities_change_and_predictions_stay(files: Path, refit: bool, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"method": "finetune", "selection_fraction": 0.3, "refit": refit, "epochs": 1}
+    plain = train(tiny.config(files, "plain", **options))
+    found = train(tiny.config(files, "calibrated", calibrate=True, **options))
+    assert plain["temperature"] is None
+    assert "Probabilities are calibrated on " in caplog.text  # few rows
+    assert found["temperature"] > 0
+    assert abs(found["temperature"] - 1) > 1e-3
+    assert found["all_scores"] == plain["all_scores"]
+    labels, probabilities = zip(*(predicted(files / run, files) for run in ("plain", "calibrated")), strict=True)
+    assert labels[0] == labels[1]
+    # Of two classes, the log-odds of the answer are divided by the temperature.
+    odds = [torch.tensor(each, dtype=torch.float64).logit() for each in probabilities]
+    torch.testing.assert_close(odds[1] * found["temperature"], odds[0], rtol=1e-3, atol=1e-4)
+
+
+def predicted(run: Path, folder: Path) -> tuple[list[str], list[float]]:
+    source = Source(file=str(folder / "dev.csv"), text_columns=("sentence1", "sentence2"))
+    predict(str(run), source, str(run) + ".csv")
+    with open(f"{run}.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [row["label"] for row in rows], [float(row["probability"]) for row in rows]
+
+
+def test_it_is_refused_without_classes_or_rows(tmp_path: Path) -> None:
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    with pytest.raises(AttendropError, match="needs rows held out"):
+        tiny.config(tmp_path, calibrate=True, selection_fraction=0.0)
+    tiny.write_csv(tmp_path / "train.csv", [0.5, 1.5] * 20)
+    tiny.write_csv(tmp_path / "dev.csv", [0.5, 1.5] * 6)
+    with pytest.raises(AttendropError, match="calibrate is for classes"):
+        train(tiny.config(tmp_path, calibrate=True, method="finetune"))

@@ -15,13 +15,11 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.attention_maps import load_stages
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source, partial_of
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.prediction_passes import BaselineModel
 from attendrop.runs.prune import prune_run
-from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer

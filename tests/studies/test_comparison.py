@@ -15,8 +15,8 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
+from attendrop.runs.config import partial_of
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_file import partial_of
 from attendrop.studies import compare as compare_module
 from attendrop.studies.compare import MOST_FACTOR, best_model, final_units, run_comparison
 from attendrop.studies.comparison import Comparison, MethodSetting, check_record, record_of

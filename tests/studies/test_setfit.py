@@ -10,10 +10,9 @@ import torch
 from helpers import tiny
 
 from attendrop import AttendropError
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.inference import evaluate
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.model_source import Source
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies import baselines
 from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
@@ -39,7 +38,7 @@ def test_the_encoder_learns_and_nothing_else_changes(folder: Path) -> None:
     rows, task_type = run.parts.train, run.task.type
     tuned = []
     for _ in range(2):
-        model, tokenizer = load_model_and_tokenizer(run.config.model, run.task)
+        model, tokenizer = load_for(run.config.model, run.task)[:2]
         before = {name: value.clone() for name, value in model.state_dict().items()}
         state = torch.get_rng_state()
         tune_on_pairs(model, tokenizer, task_type.texts(rows), task_type.strata_of(rows), run.config)

@@ -22,8 +22,7 @@ from attendrop.cli.progress import StudyProgress, duration
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.methods.core.registry import build_method, get_method, method_names
-from attendrop.runs.config import RunConfig, checked, declared
-from attendrop.runs.model_source import Source
+from attendrop.runs.config import RunConfig, Source, checked, declared
 from attendrop.studies.comparison import Comparison
 from attendrop.studies.executor import open_runner
 from attendrop.studies.study import check_study_folder, default_folder, make_report, overall_rows, write_compared
@@ -175,11 +174,10 @@ def test_a_mistake_in_the_file_is_one_sentence(
     ("text", "told"),
     [
         ("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n", "line 4: the key 'seeds' is given twice"),
-        ("x: &x [*x]", "its aliases, *name, stand for more than 1,000,000 characters"),
         ("x: " + "[" * 3000 + "]" * 3000, "maximum recursion depth exceeded"),
         ("x: 2024-13-45", "month must be in 1..12"),
     ],
-    ids=["twice", "aliases", "deep", "no date"],
+    ids=["twice", "deep", "no date"],
 )
 def test_yaml_that_cannot_be_read_is_refused(tmp_path: Path, capsys: Captured, text: str, told: str) -> None:
     (tmp_path / "study.yaml").write_text(text)

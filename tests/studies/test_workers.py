@@ -19,7 +19,7 @@ from helpers import tiny
 from helpers.forked import CONTEXT
 
 from attendrop.errors import AttendropError
-from attendrop.runs.run_file import partial_of
+from attendrop.runs.config import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import units, workers
 from attendrop.studies.executor import open_runner

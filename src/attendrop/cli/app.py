@@ -13,7 +13,7 @@ from rich.table import Table
 from attendrop.cli.console import PlainConsole
 from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import printable
-from attendrop.runs.model_source import Source
+from attendrop.runs.config import Source
 from attendrop.runs.run_folder import is_main_process
 
 # In the order of the help; `listings` has methods, tasks and doctor.

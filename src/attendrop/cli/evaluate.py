@@ -10,7 +10,8 @@ import typer
 from attendrop.cli.app import Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import lines_of, messages
 from attendrop.cli.run_options import Groups, file_argument, one_file, with_run_options
-from attendrop.runs.model_source import Source, check_source
+from attendrop.runs.config import Source
+from attendrop.runs.run_folder import check_source
 from attendrop.wording import aligned, counted, counts_of, score_text
 
 _FILE = "--eval-file"
@@ -41,7 +42,7 @@ def evaluate(
 ) -> None:
     """Score the model of a run on labelled data; without any, on the rows that the run held out."""
     source = Source(**{**data, "file": one_file(path, _FILE, data.get("file"))})
-    check_source(run, source, "dev")
+    check_source(run, source, labelled=True)
 
     from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import evaluate as evaluate_run

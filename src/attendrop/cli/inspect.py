@@ -12,7 +12,7 @@ import typer
 from attendrop.cli.app import Json, Overwrite, app, show
 from attendrop.cli.run_options import path_argument, run_option
 from attendrop.errors import AttendropError, printable
-from attendrop.runs.config import joined_names, names
+from attendrop.runs.config import names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.labels import write_label_map
@@ -140,7 +140,7 @@ def _lengths(found: Inspection, model: str) -> list[str]:
 
 def _columns_named(found: Inspection) -> list[str]:
     """Return the options that name the columns that are read."""
-    named = ["--text-columns", joined_names(found.text_columns)]
+    named = ["--text-columns", ",".join(f'"{name}"' if "," in name else name for name in found.text_columns)]
     return named if found.label_column is None else [*named, "--label-column", found.label_column]
 
 

@@ -41,7 +41,7 @@ def patterns(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
     from attendrop.reports import learned_patterns
-    from attendrop.runs.run_file import RUN_FILE
+    from attendrop.runs.config import RUN_FILE
     from attendrop.runs.run_folder import input_files
     from attendrop.support.files import check_output, write_bytes, write_json
     from attendrop.wording import RIGHT, aligned, counted

@@ -11,7 +11,8 @@ from attendrop.cli.app import Json, Quiet, RunFolder, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
-from attendrop.runs.model_source import Source, check_source
+from attendrop.runs.config import Source
+from attendrop.runs.run_folder import check_source
 from attendrop.tasks.table import STDIN
 from attendrop.wording import counted
 
@@ -56,7 +57,7 @@ def predict(
     source = Source(**options)
     if as_json and output == STDIN:
         raise AttendropError("--json and --output - both write on stdout; choose one.")
-    check_source(run, source, "test")
+    check_source(run, source, labelled=False)
 
     from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import predict as predict_rows

@@ -20,7 +20,7 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Upload a model, its tokenizer and its card, on which its scores are, to the Hugging Face hub; nothing else."""
-    from attendrop.runs.hub import push_run
+    from attendrop.runs.export import push_run
 
     with messages(quiet=quiet):
         found = push_run(run, name, public=public)

@@ -15,8 +15,16 @@ from attendrop.cli.console import lines_of, messages, size
 from attendrop.cli.inspect import announce_files
 from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, read_settings, with_run_options
 from attendrop.errors import AttendropError
-from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
-from attendrop.runs.run_file import convert_option, folder_of_run, preset, read_run_file, read_yaml
+from attendrop.runs.config import (
+    DEFAULT_METHOD,
+    RunConfig,
+    convert_option,
+    default_output_dir,
+    folder_of_run,
+    preset,
+    read_run_file,
+    read_yaml,
+)
 from attendrop.wording import counted, score_text
 
 _TRAINING = (
@@ -90,7 +98,7 @@ def train(
         one_seed = len(seeds) == 1
         found = train_run(run, **how) if one_seed else train_seeds(run, seeds, **how)
     if push_to_hub is not None and is_main_process():
-        from attendrop.runs.hub import push_run
+        from attendrop.runs.export import push_run
 
         push_run(run.output_dir, push_to_hub)
     show(found, (run_summary if one_seed else seeds_summary)(found), quiet=quiet, as_json=as_json)

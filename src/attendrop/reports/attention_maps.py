@@ -33,9 +33,8 @@ from attendrop.methods.core.context import TrainingContext, tokens_of
 from attendrop.methods.core.registry import build_method, given_options, spelled_options
 from attendrop.pruning.pruned_model import is_pruned
 from attendrop.runs.config import RunConfig
-from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
-from attendrop.runs.model_source import check_finished, check_keeps_model
-from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.runs.model_loading import load_config, load_for
+from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.long_texts import HEAD
@@ -443,7 +442,7 @@ def load_stages(
 def _of_model(name: str, seed: int) -> Stages:
     """Load a model that no run has made, without drops."""
     if is_pruned(name):
-        model, tokenizer = load_model_and_tokenizer(name, None)
+        model, tokenizer = load_for(name, None)[:2]
         note = ""
     else:
         set_seed(seed)
@@ -460,7 +459,7 @@ def _of_run(folder: Path, config: RunConfig, metrics: Mapping[str, Any]) -> Stag
     Only the trained one, with a warning, if the other cannot be loaded any more.
     """
     check_keeps_model(str(folder))
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    model, tokenizer = load_for(str(folder.absolute()), None)[:2]
     task_type = task_type_of_model(model.config)
     task = files_task(config.text_columns, task_type) if config.task is None else get_task(config.task)
     stages = [Stage("After training", "", model)]

@@ -21,9 +21,8 @@ from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_sta
 from attendrop.reports.figures import MUTED, SERIES
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
 from attendrop.reports.results import Results
-from attendrop.runs.config import DEFAULT_METHOD, RunConfig
+from attendrop.runs.config import DEFAULT_METHOD, RUN_FILE, RunConfig, read_run_file
 from attendrop.runs.data import divide, load_data
-from attendrop.runs.run_file import RUN_FILE, read_run_file
 from attendrop.runs.run_folder import keeps_model, read_metrics
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label

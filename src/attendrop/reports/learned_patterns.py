@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.random_dropout import HIGHEST, Scheduler
 from attendrop.reports.figures import Figure, by_layer, chart_of, layer_curves
-from attendrop.runs.model_source import read_finished
+from attendrop.runs.run_folder import read_finished
 from attendrop.wording import counted
 
 _DECIMALS = 6

@@ -1,8 +1,8 @@
-"""Options of a training run: their only declaration, and what makes it one.
+"""Options of training runs, of evaluation and of prediction: their only declaration, and the files that hold them.
 
 A field of a dataclass declares an option by :func:`option`: its help, allowed values and default. From the fields of
-:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files
-(:mod:`attendrop.runs.run_file`), ``docs/options.md`` and the errors are made.
+:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files,
+``docs/options.md`` and the errors are made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
-from attendrop.errors import AttendropError, check_least
+import yaml
+
+from attendrop.errors import AttendropError, check_choice, check_least, suggestion
+from attendrop.methods.core import options as of_methods
 from attendrop.methods.core.options import (
     SWITCH,
     Range,
@@ -34,19 +37,22 @@ from attendrop.methods.core.options import (
     read_options,
     unit_interval,
 )
+from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
 from attendrop.tasks.long_texts import LONG_TEXTS
-from attendrop.tasks.table import UNKNOWN_LABELS, default_columns, default_label_type, files_of
+from attendrop.tasks.table import STDIN, UNKNOWN_LABELS, column_names, default_columns, default_label_type, files_of
 from attendrop.tasks.types.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
 from attendrop.wording import names_of
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
-    from attendrop.runs.lora import LoraOptions
 
 DEFAULT_METHOD = "ad-drop"
-# Options of custom files, with a task refused.
+RUN_FILE = "run.yaml"
+# Options of custom files, with a task refused; those that name files of the data, and all that are paths.
 OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
+DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
+PATHS = (*DATA, "data_dir", "model")
 # Pairs of options of which one can be given, and why.
 _CONFLICTS = (
     ("test_fraction", "eval_file", "are both evaluation data"),
@@ -90,11 +96,6 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _dashed(name: str) -> str:
-    """Return the name of an option as the command line has it."""
-    return name.replace("_", "-")
-
-
 def names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Read names, which may be one text, comma-separated, of which some are quoted; an empty text has none."""
     if isinstance(given, str):
@@ -102,11 +103,6 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
         raise AttendropError(f"{given!r} must be names, comma-separated.")
     return tuple(given)
-
-
-def joined_names(given: Sequence[str]) -> str:
-    """Write names as :func:`names` reads them."""
-    return ",".join(f'"{name}"' if "," in name else name for name in given)
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -118,7 +114,7 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 def _text(name: str, value: Any) -> str:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(value, str):
-        raise AttendropError(f"{_dashed(name)}={value!r} is not a text.")
+        raise AttendropError(f"{name.replace('_', '-')}={value!r} is not a text.")
     return value
 
 
@@ -127,13 +123,16 @@ def _path(name: str, value: Any) -> str:
     return re.sub(r"(^|,\s*)(~[^,/]*)", lambda found: found[1] + os.path.expanduser(found[2]), _text(name, value))
 
 
+def _joined(name: str, value: str | Sequence[str]) -> str:
+    return ",".join(filter(None, names(value)))
+
+
 def _seed(name: str, value: int) -> int:
     check_least(name, value, 0, bits=32)
     return value
 
 
 PATH = Range("", _path)
-_SEEDS = Range("0 or more", _seed)
 FRACTION = unit_interval(zero=True)
 _OF_TYPE: dict[Any, Range] = {
     int: count(1),
@@ -179,15 +178,11 @@ def takes_options(*kinds: Any) -> Callable[[Function], Function]:
 
     They replace the function's ``**options``; its own parameters take precedence.
     """
-    fields = [field for kind in kinds for field in dataclasses.fields(kind) if "group" in field.metadata]
 
     def decorate(function: Function) -> Function:
-        signature, listed = inspect.signature(function), {}
-        for field in fields:
-            default = field.default_factory() if callable(field.default_factory) else field.default
-            default = inspect.Parameter.empty if default is MISSING else default
-            kind = inspect.Parameter.KEYWORD_ONLY
-            listed[field.name] = inspect.Parameter(field.name, kind, default=default, annotation=field.type)
+        signature, listed = inspect.signature(function), dict[str, inspect.Parameter]()
+        for kind in kinds:
+            listed |= {name: inspect.signature(kind).parameters[name] for name in declared(kind)}
         listed |= {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
         function.__signature__ = signature.replace(parameters=[*listed.values()])  # type: ignore[attr-defined]
         return function
@@ -195,11 +190,32 @@ def takes_options(*kinds: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-def as_in_runs(name: str, group: str, **changed: Any) -> Any:
-    """Declare an option of runs for another class, in another group, except for what is ``changed``."""
-    field = next(field for field in dataclasses.fields(RunConfig) if field.name == name)
-    metadata = {**field.metadata, "group": group, **changed}
-    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
+@dataclass(frozen=True)
+class LoraOptions:
+    """Options of a LoRA adapter (Hu et al., 2022, https://arxiv.org/abs/2106.09685).
+
+    A targeted layer computes ``W x + (alpha / r) B A x``, where only ``A`` and ``B`` are trained.
+
+    Attributes:
+        r: Rank of the adapter, 1 or more; 8 is PEFT's default, and the paper's for GLUE.
+        alpha: Scaling of the adapter, above 0. None: ``r``, so that the factor is 1.
+        dropout: Dropout of the adapter's inputs, at least 0 and below 1; 0 is PEFT's default.
+        targets: Names of the layers with an adapter, comma-separated, or ``"all-linear"``. None: PEFT's choice for the
+            architecture, mostly the projections to queries and values.
+
+    Raises:
+        AttendropError: An option is out of its range.
+    """
+
+    r: int = of_methods.option(8, count())
+    alpha: float | None = of_methods.option(None, of_methods.optional(positive()))
+    dropout: float = of_methods.option(0.0, unit_interval(zero=True))
+    targets: str | None = of_methods.option(None, of_methods.optional(Range("names of layers", _joined)))
+
+    def __post_init__(self) -> None:
+        of_methods.check_options(self)
+        if self.alpha is None:
+            object.__setattr__(self, "alpha", float(self.r))
 
 
 # Options of a run -----------------------------------------------------------------------------------------------------
@@ -211,7 +227,7 @@ class RunConfig:
 
     Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.resolved_run`.
     The optimizer is AdamW, with warmup over a tenth of the steps and linear decay to zero. Published settings are in
-    :mod:`attendrop.runs.run_file`. Numbers and switches may be given as text.
+    :func:`preset`. Numbers and switches may be given as text.
 
     Raises:
         AttendropError: An option is out of range, or two options conflict.
@@ -321,7 +337,7 @@ class RunConfig:
     lora: Mapping[str, Any] | None = option(
         None, "start", "Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear.", example="r=8"
     )
-    """See :class:`attendrop.runs.lora.LoraOptions`: only the adapter and the head are trained and saved. None: the
+    """See :class:`LoraOptions`: only the adapter and the head are trained and saved. None: the
     model itself is trained."""
     method: str = option(DEFAULT_METHOD)
     """Name of the method, or several joined by ``+``."""
@@ -403,7 +419,9 @@ class RunConfig:
     """Where metrics are logged while the run trains."""
     logging_steps: int | None = option(None, "logs", "Number of steps between logs.")
     """None logs after each epoch."""
-    seed: int = option(0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", _SEEDS, listed=True)
+    seed: int = option(
+        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", Range("0 or more", _seed), listed=True
+    )
     """Seed of the head's weights, the splits, the order of batches, and all dropout."""
     device: str = option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
     bf16: bool = option(False, "machine", "bfloat16 mixed precision.")
@@ -420,6 +438,8 @@ class RunConfig:
             if self.label_type not in ("auto", self.task):
                 raise AttendropError(f"Task {self.task!r} and label-type {self.label_type!r} differ; give one of them.")
             self._set(label_type=self.task, task=None)
+        if self.task is not None and self.train_file is None:
+            refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
         self._check_options()
         if self.train_file is not None:
             self._complete_columns(self.train_file)
@@ -439,10 +459,8 @@ class RunConfig:
 
             self._set(lora=asdict(self.adapter))
             refuse_with_adapter(method)
-        if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
-            raise AttendropError(
-                f"reward_data={self.rewarded_on!r} scores models on the eval-file during training; give one."
-            )
+        if self.rewarded_on == "eval" and self.train_file and not (self.eval_file or self.test_fraction):
+            raise AttendropError("reward_data='eval' scores models on the eval-file during training; give one.")
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():
@@ -450,35 +468,26 @@ class RunConfig:
 
     def _check_options(self) -> None:
         """Refuse options that contradict each other, without looking into files."""
-        if self.task is None and self.train_file is None:
-            raise AttendropError(
-                "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
-                "lists."
-            )
-        if self.task is not None and self.train_file is not None:
-            raise AttendropError(
-                f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
-                f"{self.task!r}; give one of these, or omit one of the two."
-            )
-        if self.task is not None:
-            refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
-        if self.train_file is not None and self.data_dir is not None:
-            raise AttendropError("data-dir is for tasks; omit it for a train-file.")
+        has_task, has_file, paper = self.task is not None, self.train_file is not None, self.protocol == "paper"
+        unscored, held_out = has_file and not (self.eval_file or self.test_fraction), self.selection_fraction != 0
+        refused = {
+            "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
+            "lists.": not has_task and not has_file,
+            f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+            f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
+            "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
+            "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
+            "lora.": self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None),
+            "protocol 'paper' selects the epoch on the eval-file; give one.": paper and unscored,
+        }
         for one, other, conflict in _CONFLICTS:
-            if getattr(self, one) and getattr(self, other):
-                raise AttendropError(f"{_dashed(one)} and {_dashed(other)} {conflict}; choose one.")
-        if self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None):
-            raise AttendropError(
-                "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit "
-                "and lora."
-            )
-        paper = self.protocol == "paper"
-        if paper and self.train_file is not None and not self._has_eval_rows:
-            raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
-        nothing_held_out = paper or self.selection_fraction == 0
+            message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."
+            refused[message] = getattr(self, one) and getattr(self, other)
         for name in ("calibrate", "refit") if paper else ("patience", "calibrate", "refit"):
-            if nothing_held_out and getattr(self, name):
-                raise AttendropError(f"{name} needs rows held out from training, but there are none; omit it.")
+            message = f"{name} needs rows held out from training, but there are none; omit it."
+            refused[message] = getattr(self, name) and (paper or not held_out)
+        if message := next((each for each, is_so in refused.items() if is_so), ""):
+            raise AttendropError(message)
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
@@ -502,18 +511,12 @@ class RunConfig:
             labelled = labelled or self.label_column is not None
         missing = {"the texts (text-columns)": not self.text_columns, "the labels (label-column)": not labelled}
         if any(missing.values()):
-            from attendrop.tasks.table import column_names
-
             held = " and ".join(name for name in missing if missing[name])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the reader of the run warns
                 columns = names_of(column_names(file))
             hint = "" if labelled else hint
             raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
-
-    @property
-    def _has_eval_rows(self) -> bool:
-        return self.eval_file is not None or self.test_fraction > 0
 
     @cached_property
     def regularizer(self) -> Method:
@@ -525,8 +528,6 @@ class RunConfig:
     @cached_property
     def adapter(self) -> LoraOptions | None:
         """The options of the adapter, checked; None if the model itself is trained."""
-        from attendrop.runs.lora import LoraOptions
-
         return None if self.lora is None else LoraOptions(**read_options(LoraOptions, self.lora, "lora"))
 
     @property
@@ -561,11 +562,249 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 
-def refuse_options_of_files(options: Any, names: Sequence[str] = OF_FILES) -> None:
-    """Refuse the given options of files, since the data are those of a task.
+def refuse_options_of_files(options: Any, refused: Sequence[str] = OF_FILES) -> None:
+    """Raise AttendropError if an option of files is given, since the data are those of a task."""
+    if given := next((name for name in refused if getattr(options, name, None)), None):
+        raise AttendropError(f"{given.replace('_', '-')} is for custom files; omit it for a task.")
+
+
+# Options of evaluation and prediction ---------------------------------------------------------------------------------
+
+
+def as_in_runs(name: str, group: str, **changed: Any) -> Any:
+    """Declare an option of runs for another class, in another group, except for what is ``changed``."""
+    field = next(field for field in dataclasses.fields(RunConfig) if field.name == name)
+    metadata = {**field.metadata, "group": group, **changed}
+    return dataclasses.field(default=field.default, default_factory=field.default_factory, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Data to evaluate or predict. Defaults are those of the run: its task and its folder, or the columns of its files.
 
     Raises:
-        AttendropError: One is given.
+        AttendropError: An option is out of range, or two options conflict.
     """
-    if given := next((name for name in names if getattr(options, name, None)), None):
-        raise AttendropError(f"{_dashed(given)} is for custom files; omit it for a task.")
+
+    task: str | None = option(None, "task", "Name of a task. Default: the task of the run.")
+    split: str | None = option(None, "task", "Split of the task.")
+    data_dir: str | None = as_in_runs("data_dir", "task")
+    file: str | None = option(None, "file", "Your file instead of a task; - is stdin.", PATH)
+    text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
+    label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
+    """Only to evaluate."""
+    label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")
+    unknown_labels: str | None = as_in_runs("unknown_labels", "labels", shown="as in training")
+    input_format: str | None = option(
+        None, "format", "Format of stdin: csv, tsv, json, jsonl, conll, conllu or txt.", shown="csv"
+    )
+    skip_bad_rows: bool = as_in_runs("skip_bad_rows", "rows", flags=("--skip-bad-rows",))
+    skipped_file: str | None = option(None, "rows", "File for the skipped rows, JSON lines.", PATH)
+    overwrite: bool = option(
+        False, "rows", "Replace existing files, except those that are read.", flags=["--overwrite"]
+    )
+    max_length: int | None = option(None, "rows", "In tokens.", shown="as in training")
+    long_texts: str | None = as_in_runs("long_texts", "rows", shown="as in training")
+    batch_size: int = as_in_runs("eval_batch_size", "rows")
+    task_options: Mapping[str, Any] = as_in_runs("task_options", "rows")
+    """They override those of the run."""
+    device: str = as_in_runs("device", "rows")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.file is not None and (self.task or self.split or self.data_dir):
+            raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
+        if self.task is not None:
+            refuse_options_of_files(self)
+        if self.input_format is not None and self.file != STDIN:
+            raise AttendropError("input-format is for standard input (-); omit it for a file, whose extension says it.")
+        if self.skipped_file is not None and not self.skip_bad_rows:
+            raise AttendropError("skipped-file is for skip-bad-rows; omit it, or add skip-bad-rows.")
+
+    def columns_of(
+        self, file: str, trained: Mapping[str, Any], *, labelled: bool
+    ) -> tuple[tuple[str, ...], str | None]:
+        """Return the text columns and, if ``labelled``, the label column of a file.
+
+        They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
+        otherwise.
+        """
+        texts, label = default_columns(f"x.{self.input_format}" if file == STDIN else file)
+        as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
+        if texts and default_columns(trained.get("train_file"))[0] != texts:
+            as_trained, trained_label = (), None  # files of this format have their own columns
+        columns = self.text_columns or as_trained or texts
+        named = (name for name in (self.label_column, trained_label, label) if name is not None)  # "" is a name, too
+        found = next(named, None) if labelled else None
+        if columns and (found is not None or not labelled):
+            return columns, found
+        of_file = "" if file == STDIN else f" of {names_of(column_names(file))}"
+        if not columns:
+            raise AttendropError(f"No text-columns are given; give some, comma-separated{of_file}.")
+        raise AttendropError(f"No label-column is given; give one{of_file}.")
+
+
+# Files of options, and published ones ---------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Loader that refuses a key that is given twice, with dashes or underscores."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        known = set()
+        for key, _ in node.value:
+            if (name := str(key.value).replace("-", "_")) in known:
+                problem = f"the key {key.value!r} is given twice; delete one"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            known.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path, what: str) -> Any:
+    """Read a YAML file; raises AttendropError if it is missing or is not YAML, or a key is given twice."""
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise AttendropError(f"There is no {what} '{path}'.") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise AttendropError(f"The {what} '{path}' cannot be read{line}: {error.problem}.") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # not UTF-8, no date, nested too deeply
+        raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+
+
+def read_run_file(path: str) -> dict[str, Any]:
+    """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
+
+    Names may have dashes, as on the command line; lists may be written as there, with commas. ``RUN/run.yaml`` of a
+    run that is not finished is where the run is made.
+    """
+    file = Path(path)
+    if not file.exists() and file.name == RUN_FILE and (unfinished := partial_of(file.parent) / RUN_FILE).exists():
+        file = unfinished
+    found = read_yaml(file, "config file")
+    if not isinstance(found, dict):
+        raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
+    options = {str(name).replace("-", "_"): value for name, value in found.items()}
+    known = tuple(declared(RunConfig))
+    for name in options:
+        if name not in (*known, "preset"):  # a preset is for options that the file does not set
+            raise AttendropError(f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, known)}")
+    where = f"The config file '{path}'"
+    return {name: convert_option(where, name, value) for name, value in options.items() if value is not None}
+
+
+def convert_option(where: str, name: str, value: Any) -> Any:
+    """Convert a value to the type of its option, and check it; YAML reads ``5e-5`` as a string.
+
+    Errors begin with ``where`` it is given, such as "The config file 'run.yaml'".
+    """
+    if name not in declared(RunConfig):
+        return value
+    try:
+        if declared(RunConfig)[name]["listed"]:
+            values = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+            return [checked(RunConfig, name, each) for each in values]
+        return checked(RunConfig, name, value)
+    except AttendropError as error:
+        raise AttendropError(f"{where}: {error}") from None
+
+
+def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
+    """Write the options of a run with one or several seeds, except its folder; paths are made absolute."""
+    given = {name: value for name, value in config.as_dict().items() if name != "output_dir"}
+    if config.task is not None and not config.data_dir:
+        given["data_dir"] = os.environ.get("ATTENDROP_DATA") or None
+    options = {name: value for name, value in located(given).items() if value is not None}
+    if config.label_names is None:
+        options["label_names"] = "none"  # which is not the default
+    if seeds:
+        options["seed"] = list(seeds)
+    text: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+    return f"# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n{text}"
+
+
+def located(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's options with absolute paths of files and folders that exist, which are found from other folders.
+
+    A hub id, and words for no file, stay as they are.
+    """
+    found = dict(options)
+    for name in PATHS:
+        value = found.get(name)
+        if value not in (None, MINILM, AUTO) and all(file.exists() for file in files_of(value)):
+            found[name] = ",".join(map(os.path.abspath, files_of(value)))
+    return found
+
+
+def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that distinguish a run from others with the same data, regardless of file locations."""
+    named = {name: ",".join(file.name for file in files_of(value)) for name in DATA if (value := options.get(name))}
+    return {name: value for name, value in options.items() if name != "data_dir"} | named
+
+
+def partial_of(folder: Path) -> Path:
+    """Return the folder in which a run is made whose output folder is ``folder``."""
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def folder_of_run(config: str) -> str | None:
+    """Return the output folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
+    folder = Path(config).parent
+    if folder.name.endswith(".partial"):
+        return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))
+    of_seeds = (*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*"))
+    of_one = any((place / "run.json").is_file() for place in (folder, partial_of(folder)))
+    return str(folder) if of_one or of_seeds else None
+
+
+PRESETS = ("paper",)
+# The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
+# stop sooner). Among the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle
+# and the first; the best epoch is chosen on the development set.
+_PAPER = {
+    "learning_rate": 2e-5,
+    "batch_size": 16,
+    "schedule": "constant",
+    "warmup": 0.0,
+    "weight_decay": 0.01,
+    "epochs": 50,
+    "patience": 5,
+    "protocol": "paper",
+    "pooling": "cls",
+    "head_init": "random",
+}
+_PAPER_BY_TASK: dict[str, dict[str, Any]] = {
+    "cola": {"max_length": 47},
+    "rte": {"max_length": 128},
+    "mrpc": {"max_length": 100},
+    "stsb": {"max_length": 100},
+    "sst2": {"epochs": 20, "patience": 5},
+    **{task: {"epochs": 10, "patience": 3} for task in ("qnli", "mnli", "qqp")},
+}
+
+
+def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
+    """Look up the options of a preset, as keywords of :class:`RunConfig`.
+
+    Args:
+        name: ``"paper"``: fine-tuning as in Yang et al. (2022), and what the method's own paper says where it differs
+            (:meth:`attendrop.methods.core.base.Method.preset`).
+        task: Decides length, epochs and patience, and options of some methods.
+        method: Name of the method, or several joined by ``+``.
+
+    Raises:
+        AttendropError: There is no such preset or method.
+    """
+    check_choice("preset", name, PRESETS)
+    from attendrop.methods.core.registry import get_method
+
+    training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
+    methods = [get_method(part.strip()) for part in method.split("+")]
+    options: dict[str, dict[str, Any]] = {}
+    for each in methods:
+        published = each.preset(name, task)
+        training |= published.training
+        options |= {each.info.name: dict(published.options)} if published.options else {}
+    return training | {"options": options if len(methods) > 1 else options.get(methods[0].info.name, {})}

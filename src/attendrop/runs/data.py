@@ -1,9 +1,10 @@
-"""Loading, splitting and encoding of the data of a run."""
+"""Loading, splitting and encoding of the data of a run, and the report on them before training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -30,14 +31,17 @@ from attendrop.tasks.class_names import (
     why_no_rows,
 )
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
-from attendrop.tasks.long_texts import texts_of
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents, texts_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
-from attendrop.tasks.splits import few_shot, hold_out, hold_out_like, hold_out_values, subset
-from attendrop.tasks.table import files_of
+from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
+from attendrop.tasks.table import files_of, skipped_places
+from attendrop.tasks.tokenization import columns_of, unknown_rows
+from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.builtin import SEVERAL_CLASSES
-from attendrop.wording import counted
+from attendrop.tasks.values import joined_labels, plain
+from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
@@ -48,30 +52,34 @@ _READ_BY = (
 _TEST_SEED = 0
 # Fraction of rows held out as unlike the others, if no fraction of test rows is given.
 OOD_FRACTION = 0.25
+# File of the rows that were skipped, in the folder of the run.
+SKIPPED = "skipped_rows.jsonl"
+_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
+# Parts on which the model that is kept has no score.
+_UNSCORED = ("train", "reward")
+# Up to this many classes are listed in tables, and named in warnings.
+_MOST_LISTED, _SHOWN, _ONE = 12, 10, {"classes": "class", "labels": "label"}
+# Rows that are tokenised together, where only their lengths are kept: a token takes 120 bytes until then.
+_AT_A_TIME = 1000
+_MOST_PAIRS = 5  # of similar classes that are named
+# Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
+ALIKE = 0.15
+# Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
+_MANY_CLASSES, _FEW_ROWS = 20, 20
+_FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The splits of the data of a run.
-
-    Attributes:
-        train: Training rows.
-        selection: Rows that select the best epoch; None to keep the last.
-        report: Rows of the reported scores, by name.
-        reward: Rows on which the method scores models during training; None if it does not.
-        names: Number of the last training rows that are names of classes, by the option ``label_names``.
-        names_left_out: Such texts that are no rows, because a row has them that is not trained on.
-        unlabelled: Texts of the option ``unlabelled``, if it is given.
-        unlabelled_numbers: Their numbers, see :func:`attendrop.tasks.class_names.read_unlabelled`.
-    """
+    """The splits of the data of a run."""
 
     train: Dataset
-    selection: Dataset | None
-    report: dict[str, Dataset]
-    reward: Dataset | None = None
-    names: int = 0
-    names_left_out: tuple[str, ...] = ()
-    unlabelled: Dataset | None = None
+    selection: Dataset | None  # rows that select the best epoch; None to keep the last
+    report: dict[str, Dataset]  # rows of the reported scores, by name
+    reward: Dataset | None = None  # rows on which the method scores models during training, if it does
+    names: int = 0  # number of the last training rows that are names of classes, by the option ``label_names``
+    names_left_out: tuple[str, ...] = ()  # such texts that are no rows, because a row has them that is not trained on
+    unlabelled: Dataset | None = None  # texts of the option ``unlabelled``, and their numbers (`read_unlabelled`)
     unlabelled_numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -85,12 +93,8 @@ class Parts:
     @property
     def named(self) -> dict[str, Dataset]:
         """The parts by name, each set of rows once: under protocol 'paper', "selection" is another name of "dev"."""
-        others = {"selection": self.selection, "reward": self.reward}
-        kept = {
-            name: rows
-            for name, rows in others.items()
-            if rows is not None and not any(rows is known for known in self.report.values())
-        }
+        others, reported = {"selection": self.selection, "reward": self.reward}, set(map(id, self.report.values()))
+        kept = {name: rows for name, rows in others.items() if rows is not None and id(rows) not in reported}
         return {"train": self.train} | kept | self.report
 
     def trained_on(self, label_names: str | None) -> str:
@@ -235,3 +239,164 @@ def fingerprint(parts: Parts) -> str:
     """Hash the rows that determine the weights, which must be the same when a run is resumed."""
     others = [part for part in (parts.reward, parts.unlabelled) if part is not None]
     return data_digest(parts.train, parts.selection, *others)
+
+
+# The report on the data ----------------------------------------------------------------------------------------------
+
+
+def data_report(
+    data: TaskData, parts: Parts, encoded: Parts, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, Any]:
+    """Describe the rows of a run, as plain values; raises AttendropError if the model knows no token of a part.
+
+    ``parts`` have the ``rows`` of each, what :meth:`TaskType.describe_labels` says of them, how many are ``truncated``,
+    ``unknown`` (without a known token), ``duplicates`` (of a text of an earlier row) and ``in_train``, and the counts
+    of ``unknown_labels``. ``conflicts`` are texts of train with several labels; ``similar_classes`` differ in case
+    only.
+    """
+    task_type = data.task.type
+    limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
+    texts = {name: task_type.texts(rows) for name, rows in parts.named.items()}
+    described: dict[str, dict[str, Any]] = {}
+    for name, rows in parts.named.items():
+        columns = columns_of(encoded.named[name])
+        full = [row for row, length in enumerate(of_documents(columns["length"], columns)) if length >= limit]
+        some = rows.select(full).iter(_AT_A_TIME)
+        whole = (length for each in some for length in task_type.lengths(task_type.tokenize(each, tokenizer, None)))
+        truncated = sum(length > limit for length in whole)
+        described[name] = {
+            "rows": len(rows),
+            **task_type.describe_labels(rows),
+            "truncated": truncated,
+            "unknown": unknown_rows(columns, tokenizer),
+            "duplicates": len(texts[name]) - len(set(texts[name])),
+        }
+        if described[name]["unknown"] == len(rows):
+            raise AttendropError(
+                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
+                "language, or one with its own tokenizer."
+            )
+        if task_type.unknown_names:
+            described[name]["unknown_labels"] = task_type.unknown_counts(rows["label"][:])
+        if name != "train":
+            known = set(texts["train"])
+            described[name]["in_train"] = sum(text in known for text in texts[name])
+    labels_of, first = defaultdict[tuple[str, ...], list[Any]](list), dict[str, str]()
+    for text, label in zip(texts["train"], parts.train["label"][:], strict=True):
+        labels_of[text].append(label)
+    several = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
+    conflicts: dict[str, Any] = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
+    for text, given in list(several.items())[:1]:
+        names = dict.fromkeys(task_type.shown_label(label) for label in sorted(given, key=str))
+        shown = " | ".join(task_type.texts(parts.train.select([texts["train"].index(text)]))[0])
+        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+        conflicts["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
+    classes = task_type.label_names[: task_type.num_classes]
+    return {
+        "kind": data.task.kind,
+        "max_length": limit,
+        "long_texts": data.task.long_texts,
+        "parts": described,
+        "conflicts": conflicts,
+        "similar_classes": [
+            [first[plain(name)], name] for name in classes if first.setdefault(plain(name), name) != name
+        ],
+        "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
+        "skipped": len(data.skipped),
+        "skipped_places": skipped_places(data.skipped),
+    }
+
+
+def report_table(report: dict[str, Any], task_type: TaskType) -> str:
+    """Format the report as a table with a column for each part."""
+    parts = report["parts"]
+    lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
+    lines += label_lines(list(parts.values()))
+    cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
+    lines.append([f"over {report['max_length']} tokens, {_TREATED[report['long_texts']]}", *cut])
+    return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
+
+
+def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the lines of a table of labels: a title, and a cell for each result of :meth:`TaskType.describe_labels`.
+
+    Of more than 12 classes, one line has the smallest and the largest number of rows.
+    """
+    first = parts[0]
+    if "numbers" in first:
+        ranges = ("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)
+        return [["numbers", *ranges], ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)]]
+    if "choices" in first:
+        forms = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
+        counts = ["choices", *(form.format(**part["choices"]) for form, part in zip(forms, parts, strict=True))]
+        names = max((part["correct"] for part in parts), key=len)
+        correct = [[f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)] for name in names]
+        return [counts, *correct]
+    kind = next((kind for kind in ("entities", "tags", "classes", "labels") if kind in first), None)
+    if kind is None:  # translations
+        return [["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
+    of_words = "words" in first
+    lines = [["words", *(str(part["words"]) for part in parts)]] if of_words else []
+    if len(first[kind]) <= _MOST_LISTED:
+        lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
+    else:
+        title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
+        lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
+    return lines + ([["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else [])
+
+
+def label_warnings(train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
+    """Yield warnings about named labels, given the :meth:`TaskType.describe_labels` of training and of scored rows."""
+    for kind in {"classes", "labels", "tags"} & train.keys():
+        missing = [name for name, count in train[kind].items() if count == 0]
+        found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
+        if scored:  # a class of a single row is never held out
+            single = [name for name, count in train[kind].items() if count == 1]
+            unscored = [name for name in single if not any(part[kind][name] for part in scored)]
+            found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
+        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
+        if kind == "classes" and (joined := joined_labels(train[kind])):
+            yield f"The class {joined}."
+
+
+def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str]:
+    """Yield warnings about the data, one sentence each."""
+    parts = report["parts"]
+    if report["skipped"]:
+        skipped = counted(report["skipped"], "invalid row")
+        yield f"Skipped {skipped} ({report['skipped_places']}); {SKIPPED} in the run's folder lists them."
+    if similar := report["similar_classes"]:
+        pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
+        more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
+        yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
+    yield from label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
+    for name, part in parts.items():
+        if unknown := part.get("unknown_labels"):
+            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"
+            yield f"{lacking} count as wrong: {counts_of(unknown)}."
+        if part.get("in_train"):
+            percent = 100 * part["in_train"] / part["rows"]
+            yield (
+                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
+                "too: the score on them is optimistic."
+            )
+    conflicts = report["conflicts"]
+    if conflicts["texts"]:
+        count = conflicts["texts"]
+        yield (
+            f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels, in "
+            f"{conflicts['rows']} rows, such as {conflicts['example']}."
+        )
+    if count := parts["train"]["duplicates"]:
+        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
+    likeness = report["likeness"] if "ood" not in parts else None
+    if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
+        classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
+        yield (
+            f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
+            f"{likeness['between']:.2f}): on other phrases the model may be worse; --ood measures this."
+            + (f" {_FOUND}" if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else "")
+        )
+    for name, part in parts.items():
+        if part["unknown"]:
+            yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."

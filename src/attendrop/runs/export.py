@@ -1,13 +1,18 @@
-"""Export of a run's model for other programs, with its tokenizer and the cost of eight-bit weights."""
+"""A run's model for other programs: exported, with the cost of eight-bit weights, or uploaded to the hub."""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HfUriError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.errors import HTTPError as ClientError  # type: ignore[attr-defined]
 from torch import Tensor
 
 from attendrop.errors import AttendropError, check_choice
@@ -15,12 +20,27 @@ from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, o
 from attendrop.pruning.pruned_model import is_pruned, stock_config
 from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
-from attendrop.runs.run_folder import input_files, is_baseline, read_run
-from attendrop.support.files import check_output, disk_errors, share_permissions
+from attendrop.runs.run_folder import (
+    check_finished,
+    check_keeps_model,
+    check_whole,
+    input_files,
+    is_baseline,
+    read_run,
+)
+from attendrop.support.files import check_output, disk_errors, refuse_links, share_permissions
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
+# All that is uploaded, whatever else a folder holds: others may be keys, or tell of training rows or of this machine.
+_UPLOADED = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
+    r"|(config|generation_config|adapter_config|pruned_config|model_config)\.json"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|(vocab|merges)\.txt"
+    r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm|chat_template\.jinja"
+    r"|README\.md|modeling_mean_pooling\.py"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -41,18 +61,16 @@ def export_run(
             folder only this file is written, since the others are there.
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
         quantize: ``"int8"``, for ONNX. The loss in score is measured on the reported rows of the run, otherwise on its
-            selection split.
+            selection split; None if there are no data.
         overwrite: Replace existing files.
         data_dir: Folder of the run's task, if it was moved.
 
     Returns:
         ``model, format, output, bytes``; for ONNX ``difference`` (of a logit from the model's on example inputs), and
-        with ``quantize`` its ``loss``: the ``set`` with its ``rows``, the ``metric``, ``before``, ``after`` and the
-        ``difference``; None if there are no data.
+        with ``quantize`` its ``loss``.
 
     Raises:
-        AttendropError: There is no such format or finished run, the run is of a baseline, or the output cannot be
-            written or exists.
+        AttendropError: There is no such format or finished run, or the output cannot be written or exists.
     """
     check_choice("format", format, tuple(FORMATS))
     if quantize is not None:
@@ -137,3 +155,40 @@ def onnx_outputs(run: FinishedRun, name: str, file: Path) -> Array:
         return program({name: tensor.cpu() for name, tensor in batch.items()})
 
     return run.outputs(name, predict=logits)
+
+
+def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]:
+    """Upload the model of a run, its tokenizer and its card, on which its scores are, to the hub; nothing else.
+
+    The ``name`` of the repository is such as ``"user/model"``; without a user, it is that of the token. It is created
+    if it does not exist, private unless ``public``; one that exists stays as it is. Returns its ``url``, and the
+    ``files``.
+
+    Raises:
+        AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is
+            logged in, or the hub refuses or is not reached.
+    """
+    check_finished(run_dir)
+    folder = Path(run_dir)
+    if is_baseline(folder):
+        raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; copy its folder instead.")
+    check_whole(folder)
+    check_keeps_model(run_dir)
+    refuse_links(folder)
+    files = sorted(filter(_UPLOADED.fullmatch, os.listdir(folder)))
+    api = HfApi()
+    try:
+        repo = api.create_repo(name, private=not public, exist_ok=True).repo_id
+        message = "Upload a model trained with attendrop"
+        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=files, commit_message=message)
+    except LocalTokenNotFoundError:
+        raise AttendropError("nobody is logged in to the hub; run `hf auth login`, or set HF_TOKEN.") from None
+    except (HFValidationError, HfUriError) as error:
+        raise AttendropError(f"{name!r} is not a repository name: {error}") from None
+    except HfHubHTTPError as error:
+        said = error.server_message or str(error).splitlines()[0]
+        hint = "; log in with `hf auth login`, or set HF_TOKEN" if error.response.status_code == 401 else ""
+        raise AttendropError(f"the hub refused to take the model: {said}{hint}.") from None
+    except (OSError, ClientError) as error:
+        raise AttendropError(f"the hub at {api.endpoint} is not reached: {error}.") from None
+    return {"url": f"{api.endpoint}/{repo}", "files": files}

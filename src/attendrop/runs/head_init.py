@@ -40,28 +40,13 @@ def init_head(
 
     Returns:
         ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
-        ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at
-        random: by choice, or because it is not one new linear layer on trained features, which is an AttendropError
-        unless ``head_init`` is "auto".
+        ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at random: by choice, or
+        because it is not one new linear layer on trained features, which is an AttendropError unless ``head_init`` is
+        "auto".
     """
     if config.head_init == "random":
         return None
-    try:
-        return _started(loaded, task_type, encoded, config, groups)
-    except _NoProbe as reason:
-        if config.head_init == "linear-probe":
-            raise AttendropError(f"head-init 'linear-probe' is not possible: {reason}; use 'random'.") from None
-        return None
-
-
-def _started(
-    loaded: Loaded, task_type: TaskType, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None
-) -> dict[str, Any]:
     model, tokenizer, new = loaded
-    if not task_type.one_vector:
-        raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
-    linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
-    model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     balanced = config.class_weights is not None
     columns = encoded.train.to_dict()
     unlabelled = None if encoded.unlabelled is None else encoded.unlabelled.to_dict()
@@ -74,11 +59,13 @@ def _started(
     def features_of(columns: dict[str, list[Any]]) -> Array:
         return document_means(_features(model, linear, tokenizer, task_type, columns, config.eval_batch_size), columns)
 
-    def fitted() -> tuple[LinearFit | None, dict[str, Any]]:
+    def fitted() -> tuple[LinearFit, dict[str, Any]]:
         features = features_of(columns)
         labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
         fit = task_type.fit_linear(features, labels, balanced=balanced, groups=groups)
-        if fit is None or unlabelled is None:
+        if fit is None:
+            raise _NoProbe("the training rows do not determine a linear model")
+        if unlabelled is None:
             return fit, {}
         names = [False] * (len(labels) - encoded.names) + [True] * encoded.names
         fit, decision = self_trained(
@@ -86,14 +73,18 @@ def _started(
         )
         return fit, {"unlabelled": decision}
 
-    fit, decision = cached(
-        key,
-        fitted,
-        lambda found: 0 if found[0] is None else found[0].weight.nbytes + found[0].bias.nbytes,
-        kind="head start",
-    )
-    if fit is None:
-        raise _NoProbe("the training rows do not determine a linear model")
+    try:
+        if not task_type.one_vector:
+            raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
+        linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
+        model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
+        fit, decision = cached(
+            key, fitted, lambda found: found[0].weight.nbytes + found[0].bias.nbytes, kind="head start"
+        )
+    except _NoProbe as reason:
+        if config.head_init == "linear-probe":
+            raise AttendropError(f"head-init 'linear-probe' is not possible: {reason}; use 'random'.") from None
+        return None
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(fit.weight))
         linear.bias.copy_(torch.from_numpy(fit.bias))

@@ -18,21 +18,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.pruning.selection import Array, Predictions
-from attendrop.runs.config import RunConfig, refuse_options_of_files
+from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
-from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.model_source import (
-    CHUNK_ROWS,
-    Source,
-    check_finished,
-    check_keeps_model,
-    file_columns,
-    names_of_columns,
-    read_finished,
-)
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import input_files, is_baseline, read_run, run_options
+from attendrop.runs.run_folder import (
+    CHUNK_ROWS,
+    check_finished,
+    check_keeps_model,
+    input_files,
+    is_baseline,
+    read_finished,
+    read_run,
+    run_options,
+)
 from attendrop.support.files import check_output
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
@@ -88,30 +88,26 @@ class RunModel:
             raise AttendropError(f"predict reads a list of texts, not the text {texts[:40]!r}; write [text].")
         if probabilities:
             self.task_type.check_probabilities()
-        rows = [text if isinstance(text, tuple) else (text,) for text in texts]
+        rows, reads = [text if isinstance(text, tuple) else (text,) for text in texts], self.task_type
         trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
-        names, least, most = (
-            self.task_type.inputs_of(trained_on),
-            self.task_type.least_inputs,
-            self.task_type.most_inputs,
-        )
+        names = reads.inputs_of(trained_on)
         for number, row in enumerate(rows):
-            if not least <= len(row) <= most or self.task_type.inputs_of(len(row)) != names:
+            if not reads.least_inputs <= len(row) <= reads.most_inputs or reads.inputs_of(len(row)) != names:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
-            problems = (self.task_type.text_problem(text, column) for column, text in enumerate(row))
-            problem = next(filter(None, problems), None) or self.task_type.texts_problem(row)
+            problems = (reads.text_problem(text, column) for column, text in enumerate(row))
+            problem = next(filter(None, problems), None) or reads.texts_problem(row)
             if problem is not None:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.")
-        task = files_task(names, self.task_type).with_long_texts(self.options.get("long_texts"))
+        task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         for start in range(0, len(rows), CHUNK_ROWS):
-            read = [self.task_type.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
+            read = [reads.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
             columns = {name: list(values) for name, values in zip(names, zip(*read, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(read)))
-            outputs = self.task_type.checked(self.outputs(columns, task, Source())[1])
-            found += self.task_type.prediction_rows(outputs, probabilities=probabilities)
-        return found if probabilities else [row[self.task_type.answer_column] for row in found]
+            outputs = reads.checked(self.outputs(columns, task, Source())[1])
+            found += reads.prediction_rows(outputs, probabilities=probabilities)
+        return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
         """Return the text columns that the model was trained on; empty if unknown."""
@@ -124,22 +120,18 @@ def load_run(
 ) -> RunModel:
     """Load the model in a folder, on the CPU, or what else it needs if the ``model`` itself was loaded already.
 
-    Args:
-        run_dir: The folder of a finished run, also of a baseline, of a pruned model, or of one that no run has trained.
-        task_options: Options of the kind of task in place of those of the run.
-        model: The model.
-
-    Raises:
-        AttendropError: The run is not finished, or the model is not whole or has no trained head.
+    The folder is that of a finished run, also of a baseline, of a pruned model, or of one that no run has trained.
+    ``task_options`` take the place of those of the run. Raises AttendropError if the run is not finished, or the model
+    is not whole or has no trained head.
     """
     check_finished(run_dir)
-    options = run_options(Path(run_dir))
+    options = run_options(run_dir)
     task_options = {**options.get("task_options", {}), **task_options}
     if is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
         return RunModel(run_dir, baseline, baseline.tokenizer, baseline.task_type.with_options(task_options), options)
     if model is None:
-        model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+        model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
     elif model.base_model is model:
         raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
@@ -152,13 +144,7 @@ def load_run(
 
 @dataclass(frozen=True)
 class FinishedRun(ResolvedRun):
-    """Finished run with its model and its rows; its data folder and device are the current ones.
-
-    Attributes:
-        metrics: Content of its ``metrics.json``.
-        model: The model, on the CPU.
-        tokenizer: The model's tokenizer.
-    """
+    """Finished run with its model, on the CPU, and its rows; its data folder and device are the current ones."""
 
     metrics: dict[str, Any]
     model: PreTrainedModel
@@ -175,11 +161,8 @@ class FinishedRun(ResolvedRun):
     def sets(self) -> dict[str, Dataset]:
         """Return the encoded rows on which models are scored, by name."""
         held_out = {"selection": self.parts.selection} if self.chosen_on == "selection" else {}
-        return {name: self.encoded(part) for name, part in (held_out | self.parts.report).items() if part is not None}
-
-    def encoded(self, rows: Dataset) -> Dataset:
-        """Tokenize rows as the run did."""
-        return encode(rows, self.task, self.tokenizer, self.config.max_length)
+        parts = {name: part for name, part in (held_out | self.parts.report).items() if part is not None}
+        return {name: encode(part, self.task, self.tokenizer, self.config.max_length) for name, part in parts.items()}
 
     def outputs(
         self,
@@ -210,7 +193,7 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
     check_keeps_model(run_dir)
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     resolved = _resolved(run_dir, run, "its selection split cannot be reproduced.", **changed)
-    model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+    model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
     return FinishedRun(resolved.config, resolved.given, resolved.data, resolved.parts, metrics, model, tokenizer)
 
 
@@ -230,18 +213,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
-    Args:
-        run_dir: The folder of a finished run.
-        source: The data to score on.
-        on_progress: Called after each batch.
-        report: Also say what the model gets wrong; keeps all rows in memory.
-
     Returns:
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
-        each occurs), and ``groups``: by column and value, the ``rows`` and the metric of the groups that the task has,
-        see :func:`attendrop.tasks.metrics.group_scores`; with ``report``, ``report``: see
-        :func:`attendrop.tasks.error_analysis.error_analysis`, with neighbours among the training rows if their files
-        are still there.
+        each occurs), and ``groups``: see :func:`attendrop.tasks.metrics.group_scores`. With ``report``, which keeps all
+        rows in memory, also ``report``: see :func:`attendrop.tasks.error_analysis.error_analysis`.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
@@ -251,17 +226,15 @@ def evaluate(
     rows = _open_rows(model, source, "dev")
     outputs, references, loaded = [], [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
-    for chunk, encoded, found in rows.outputs(model, source, on_progress, labelled=True):
-        outputs.append(found)
+    for chunk, encoded, of_chunk in rows.outputs(model, source, on_progress, labelled=True):
+        outputs.append(of_chunk)
         references.append(model.task_type.references(encoded))
         if report:
             loaded.append(Dataset.from_dict(dict(chunk.columns)))
         for name, values in groups.items():
             values += chunk.columns[name]
-    read, trained = (
-        {*map(Path.resolve, files_of(each))} for each in (source.file or "", model.options.get("train_file") or "")
-    )
-    if source.file and read & trained:
+    trained = {*map(Path.resolve, files_of(model.options.get("train_file") or ""))}
+    if source.file and trained & {*map(Path.resolve, files_of(source.file))}:
         logger.warning(
             "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how well "
             "it does on new ones.",
@@ -272,29 +245,25 @@ def evaluate(
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
     if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
-    analysis = {"report": _report(model, rows.task, every, labels, loaded)} if report else {}
-    return rows.found(model) | {
+    found = _described(model, rows) | {
         "metric": rows.task.metric,
         "score": scores[rows.task.metric],
         "all_scores": scores,
         "predicted": predicted,
         "unknown_labels": task_type.unknown_counts(labels),
         "groups": group_scores(rows.task, every, labels, groups),
-        **analysis,
     }
-
-
-def _report(model: RunModel, task: Task, outputs: Array, labels: Array, loaded: list[Dataset]) -> dict[str, Any]:
-    train = None
-    if model.options:
+    if report:
+        train = None
         try:
-            config = RunConfig(**model.options, output_dir=model.folder)
-            train = divide(config, load_data(config)).train
+            if model.options:
+                config = RunConfig(**model.options, output_dir=model.folder)
+                train = divide(config, load_data(config)).train
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
-    found = error_analysis(task, outputs, labels, concatenate_datasets(loaded), train)
-    if found is None:
-        raise AttendropError(f"report analyses errors on classes and labels; omit it for {task.type.labels_are}.")
+        found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
+        if found["report"] is None:
+            raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
     return found
 
 
@@ -339,7 +308,7 @@ def predict(
         for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
         writer.write_left_out()
-    return rows.found(model) | {"output": output}
+    return _described(model, rows) | {"output": output}
 
 
 def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
@@ -350,7 +319,7 @@ def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
     if not outputs:
         return
     inputs = [*input_files(Path(run_dir)), *(() if source.file is None else files_of(source.file))]
-    options = run_options(Path(run_dir))
+    options = run_options(run_dir)
     task = source.task or (options.get("task") if source.file is None else None)
     if task is not None and Path(run_dir).is_dir():
         inputs += task_files(task, _data_dir(options, source, task))
@@ -426,16 +395,11 @@ class _Rows:
         elif file is not None:
             Path(file).unlink(missing_ok=True)  # that of an earlier call
 
-    def found(self, model: RunModel) -> dict[str, Any]:
-        """Return what results say of the rows."""
-        return {
-            "model": model.folder,
-            "task": self.task.name,
-            "source": self.place,
-            "split": self.split,
-            "rows": self.done,
-            "skipped": len(self.bad.skipped),
-        }
+
+def _described(model: RunModel, rows: _Rows) -> dict[str, Any]:
+    """Return what results say of the rows."""
+    found = {"model": model.folder, "task": rows.task.name, "source": rows.place, "split": rows.split}
+    return found | {"rows": rows.done, "skipped": len(rows.bad.skipped)}
 
 
 def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
@@ -445,7 +409,17 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     if task is not None:
         rows = _task_rows(model, source, task, source.split or split)
     elif file is not None:
-        rows = _file_rows(model, source, file, split)
+        columns, label = source.columns_of(file, model.options, labelled=split == "dev")
+        label_map = (source.label_map or model.options.get("label_map")) if label is not None else None
+        if label_map is not None and not Path(label_map).is_file():
+            raise AttendropError(f"There is no label map '{label_map}', with which labels are read; give --label-map.")
+        unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
+        bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
+        chunks = stream_file(
+            file, text_columns=columns, task_type=model.task_type, label_column=label, label_map=label_map,
+            size=CHUNK_ROWS, bad=bad, format=(source.input_format or "csv") if file == STDIN else None,
+        )  # fmt: skip
+        rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and model.options:
         rows = _held_out_rows(model)
     else:
@@ -485,11 +459,11 @@ def _held_out_rows(model: RunModel) -> _Rows:
     if split == "selection" and own.chooses_epoch:
         logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
     task = replace(own.task, options=model.task_type.options())
-    chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
-    return _Rows(task, split, own.data.source, chunks, len(rows))
+    return _Rows(task, split, own.data.source, (Chunk(columns) for columns in rows.iter(CHUNK_ROWS)), len(rows))
 
 
 def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
+    """Load a split of a named task, whose classes may be fewer than the model's, or named otherwise."""
     asked, task_type = get_task(name), model.task_type
     reading = label_mapping(asked, task_type)
     if reading is None and not task_type.fits(asked.type):
@@ -499,34 +473,10 @@ def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
     if reading is None and asked.label_names != task_type.label_names:
         logger.warning(
             "The model's classes are %s; in this order, they are read as those of %s: %s.",
-            ", ".join(task_type.label_names),
-            name,
-            ", ".join(asked.label_names),
-        )
+            ", ".join(task_type.label_names), name, ", ".join(asked.label_names),
+        )  # fmt: skip
     refuse_options_of_files(source, ["skip_bad_rows"])
     data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
-    task, dataset = replace(data.task, options=task_type.options()), data.splits[split]
-    chunks = (Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
-    return _Rows(task, split, data.source, chunks, len(dataset), reading=reading)
-
-
-def _file_rows(model: RunModel, source: Source, file: str, split: str) -> _Rows:
-    columns, label = file_columns(source, file, model.options, split)
-    if split == "dev" and label is None:
-        raise AttendropError(f"No label-column is given; give one{names_of_columns(file)}.")
-    label_map = (source.label_map or model.options.get("label_map")) if label is not None else None
-    if label_map is not None and not Path(label_map).is_file():
-        raise AttendropError(f"There is no label map '{label_map}', with which labels are read; give --label-map.")
-    unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
-    bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
-    chunks = stream_file(
-        file,
-        text_columns=columns,
-        task_type=model.task_type,
-        label_column=label,
-        label_map=label_map,
-        size=CHUNK_ROWS,
-        bad=bad,
-        format=(source.input_format or "csv") if file == STDIN else None,
-    )
-    return _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
+    task, rows = replace(data.task, options=task_type.options()), data.splits[split]
+    chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
+    return _Rows(task, split, data.source, chunks, len(rows), reading=reading)

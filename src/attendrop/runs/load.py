@@ -42,9 +42,7 @@ def load(folder: str | Path) -> Any:
 class TextPredictor:
     """Prediction of texts with the model in a folder, as ``attendrop predict`` does, with the settings of its run.
 
-    Args:
-        folder: The folder.
-        model: The loaded model, moved to a GPU by the first call if there is one; None for a baseline.
+    ``model`` is the loaded one, moved to a GPU by the first call if there is one; None for a baseline.
     """
 
     def __init__(self, folder: Path, model: Any = None) -> None:

@@ -29,8 +29,6 @@ _PROTOCOLS = {
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
     None: "The last epoch was kept.",
 }
-_SCORED_ONCE = " The development set was scored once, at the end."
-
 _REWARDED = {
     "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
     "dev": " **The method scored models on the development set during training**, which decided what was dropped; the "
@@ -57,38 +55,36 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     training = {f"`{name}`": values[name] for name in _TRAINING if values[name] is not None}
     training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
-    trusted = "" if stock else ", trust_remote_code=True"
-    texts = len(metrics["data"]["text_columns"])
-    usage = usage_of(task_type, texts, config["max_length"], stock=not is_adapter, options=trusted)
-    alone = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
+    protocol = f"`{metrics['protocol']}`. " + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+    if (selected := metrics["selection"]) is not None:
+        protocol += (
+            f" {selected['rows']} training rows were held out for the selection score; then the model was trained "
+            f"again on all {rows['train']} rows, for {counted(selected['steps'], 'step')}."
+        )
+    protocol += " The development set was scored once, at the end." if scored_once(metrics) else ""
+    protocol += _REWARDED[metrics["data"]["rewarded_on"]].format(**rows)
+    loading = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if is_adapter:
-        alone = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
-    with_peft, refit = "", ""
+        loading = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
+    texts, trusted = len(metrics["data"]["text_columns"]), "" if stock else ", trust_remote_code=True"
+    usage = usage_of(task_type, texts, config["max_length"], stock=not is_adapter, options=trusted)
+    loading = f"{_predicting(metrics, task_type)}\n\n{loading}:\n\n```python\n{usage}\n```"
     if is_adapter and task_type.peft_task_type is not None:
         name = f"AutoPeft{task_type.auto_class.removeprefix('Auto')}"
         classes = f", num_labels={len(task_type.output_names)}" if task_type.output_names else ""
         code = f"from peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})"
-        with_peft = f"\n\nPEFT alone:\n\n```python\n{code}\n```"
-    if (selected := metrics["selection"]) is not None:
-        refit = (
-            f" {selected['rows']} training rows were held out for the selection score; then the model was trained "
-            f"again on all {rows['train']} rows, for {counted(selected['steps'], 'step')}."
-        )
+        loading += f"\n\nPEFT alone:\n\n```python\n{code}\n```"
     sections = [
         f"# {in_markdown(Path(metrics['model']).name)} fine-tuned on {_data_name(metrics)} with {method}\n\n"
         f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{method}`: "
         f"{'; '.join(part.info.summary for part in parts)}.",
         f"## Data\n\n{_data(metrics)}",
-        f"## Protocol\n\n`{metrics['protocol']}`. "
-        + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
-        + refit
-        + (_SCORED_ONCE if scored_once(metrics) else "")
-        + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
-        "## Scores\n\n" + _scores(metrics),
+        f"## Protocol\n\n{protocol}",
+        f"## Scores\n\n{_scores(metrics)}",
         f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
-        "## Training\n\n" + _table("option", training),
-        f"## How to load it\n\n{_predicting(metrics, task_type)}\n\n{alone}:\n\n```python\n{usage}\n```" + with_peft,
+        f"## Training\n\n{_table('option', training)}",
+        f"## How to load it\n\n{loading}",
         "## Citation\n\n" + "\n".join(papers) if papers else "",
     ]
     return "\n\n".join([front, *filter(None, sections)]) + "\n"
@@ -115,18 +111,14 @@ def _front_matter(library: str, task_type: TaskType, tag: str, base: str | None 
 
 def _data_name(metrics: Mapping[str, Any]) -> str:
     """Return the name of the task, or of the training file, in Markdown."""
-    config = metrics["config"]
-    return str(config["task"]) if config["task"] is not None else _file_names(config["train_file"])
-
-
-def _file_names(data: str) -> str:
-    return in_markdown(", ".join(file.name for file in files_of(data)))
+    task, files = metrics["config"]["task"], metrics["config"]["train_file"]
+    return str(task) if task is not None else in_markdown(", ".join(file.name for file in files_of(files)))
 
 
 def _data(metrics: Mapping[str, Any]) -> str:
     """Describe the data: what the model was trained on, what it was scored on, and the rows of each part."""
-    config = metrics["config"]
-    scored = f"; scored on {_file_names(config['eval_file'])}" if config["eval_file"] else ""
+    scored = ", ".join(file.name for file in files_of(metrics["config"]["eval_file"] or ""))
+    scored = f"; scored on {in_markdown(scored)}" if scored else ""
     rows = ", ".join(f"{count} {part}" for part, count in metrics["data"]["rows"].items())
     return f"Trained on {_data_name(metrics)}{scored}. Rows: {rows}."
 

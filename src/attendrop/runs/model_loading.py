@@ -1,10 +1,10 @@
-"""Loading of pre-trained models: safetensors only, no remote code, no silently missing weights."""
+"""Loading of pre-trained models: safetensors only, no remote code, no silently missing weights; and new adapters."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,15 @@ from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
-from attendrop.pruning.pruned_model import adapted_class_and_config, is_adapter, is_pruned, load_model, without_report
+from attendrop.pruning.pruned_model import (
+    adapted_class_and_config,
+    is_adapter,
+    is_pruned,
+    load_model,
+    quiet_peft,
+    without_report,
+)
+from attendrop.runs.config import LoraOptions
 from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.support.models import freeze_unsaved
@@ -32,22 +40,11 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Loaded(NamedTuple):
-    """Loaded model.
-
-    Attributes:
-        model: The model, in evaluation mode, in float32.
-        tokenizer: The tokenizer of the model.
-        new: Names of the parameters that no file has, such as those of a new head; they are random.
-    """
+    """Loaded model, in evaluation mode, in float32."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    new: frozenset[str] = frozenset()
-
-
-def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer as :func:`load_for` does."""
-    return load_for(name, task)[:2]
+    new: frozenset[str] = frozenset()  # names of parameters that no file has, such as a new head's; they are random
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
@@ -104,17 +101,60 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         tokenizer = task_type.load_tokenizer(place)
     freeze_unsaved(model)
     declare_output(model, task_type.output_kind)
-    _report_loading(name, model, found, trained_for, task_type, keeps_head=task is None)
+    missing, resized = sorted(found["missing_keys"]), sorted(key[0] for key in found["mismatched_keys"])
+    _report_loading(name, model, missing, resized, trained_for, task_type, keeps_head=task is None)
     fit_tokenizer(name, model, tokenizer)
     task_type.prepare(model, tokenizer)
-    return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
+    return Loaded(model, tokenizer, frozenset([*missing, *resized]))
+
+
+def _report_loading(
+    name: str,
+    model: PreTrainedModel,
+    missing: list[str],
+    resized: list[str],
+    trained_for: list[str],
+    task_type: TaskType,
+    *,
+    keeps_head: bool,
+) -> None:
+    """Warn of weights that are in no file, except those of a head of a task, and of one for other classes."""
+    body = f"{model.base_model_prefix}."
+    in_body, in_head = ([key for key in missing if key.startswith(body) is inside] for inside in (True, False))
+    if any(key.startswith(body) for key in resized):
+        raise AttendropError(f"The weights of {name!r} do not fit its configuration: {resized[0]} has another shape.")
+    if keeps_head and missing:
+        raise AttendropError(f"The model {name!r} has no trained head ({missing[0]} is missing): fine-tune it first.")
+    random = "%d weights of %s are not in its files and start at random, such as %s."
+    for keys in (in_body, in_head if task_type.generates else []):
+        if keys:
+            logger.warning(random, len(keys), name, keys[0])
+    if resized:
+        logger.warning("The head of %s has another number of outputs; a new one takes its place.", name)
+    named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
+    as_many = not in_head and len(trained_for) == len(task_type.output_names) > 1
+    if named and as_many and list(map(plain, trained_for)) != list(map(plain, task_type.output_names)):
+        logger.warning(
+            "The head of %s was trained for other classes and is kept: its outputs for %s start as those for %s; "
+            "to start with a new head, train the model that it came from.",
+            name, names_of(trained_for), names_of(task_type.output_names),
+        )  # fmt: skip
 
 
 def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:
-    """Load only the tokenizer of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
+    """Load only the tokenizer of a model; raises AttendropError as :func:`load_for` does."""
     with _load_errors(name):
         found: PreTrainedTokenizerBase = task.type.load_tokenizer(resolve_model(name))
         return found
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """Load only the configuration of a model; raises AttendropError as :func:`load_for` does."""
+    _check_folder(name)
+    with _load_errors(name):
+        if is_adapter(name):
+            return adapted_class_and_config(Path(name))[1]
+        return read_config(resolve_model(name))
 
 
 def refuse_untrainable(name: str) -> None:
@@ -132,45 +172,6 @@ def refuse_untrainable(name: str) -> None:
         )
 
 
-def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
-    """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
-
-    ``modules.json`` says so of a model of sentence-transformers, and its configuration (None: to be loaded) of one that
-    was fine-tuned with the mean. Otherwise ``"cls"``: what the class of transformers reads.
-    """
-    config = load_config(name) if config is None else config
-    if name in ("minilm", MINILM_HUB_ID):
-        return "mean"
-    if not is_encoder(config):
-        return pooling_of(config)
-    place = resolve_model(name)
-    modules = _read_json(place, "modules.json") or []
-    paths = [part.get("path") for part in modules if str(part.get("type")).endswith("Pooling")]
-    found = (_read_json(place, f"{paths[0]}/config.json") if paths else None) or {}
-    modes = [mode for mode, value in found.items() if mode.startswith("pooling_mode_") and value is True]
-    is_mean = modes == ["pooling_mode_mean_tokens"] or found.get("pooling_mode") == "mean"
-    return "mean" if is_mean else pooling_of(config)
-
-
-def _read_json(place: str, name: str) -> Any:
-    """Read a file beside a model; None if there is none, or it cannot be read."""
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    try:
-        file = cached_file(place, name, **quiet)
-        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def load_config(name: str) -> PreTrainedConfig:
-    """Load only the configuration of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
-    _check_folder(name)
-    with _load_errors(name):
-        if is_adapter(name):
-            return adapted_class_and_config(Path(name))[1]
-        return read_config(resolve_model(name))
-
-
 def _check_folder(name: str) -> None:
     check_whole(Path(name).expanduser())
     if is_baseline(name):
@@ -180,48 +181,66 @@ def _check_folder(name: str) -> None:
         )
 
 
-def _report_loading(
-    name: str,
-    model: PreTrainedModel,
-    found: dict[str, Any],
-    trained_for: list[str],
-    task_type: TaskType,
-    *,
-    keeps_head: bool,
-) -> None:
-    """Warn of weights that are in no file, except those of a head of a task, and of one for other classes."""
-    missing = sorted(found["missing_keys"])
-    resized = sorted(key[0] for key in found["mismatched_keys"])
-    body = f"{model.base_model_prefix}."
-    in_body = [key for key in missing if key.startswith(body)]
-    if any(key.startswith(body) for key in resized):
-        raise AttendropError(f"The weights of {name!r} do not fit its configuration: {resized[0]} has another shape.")
-    if keeps_head and missing:
-        raise AttendropError(f"The model {name!r} has no trained head ({missing[0]} is missing): fine-tune it first.")
-    if in_body:
-        logger.warning(
-            "%d weights of %s are not in its files and start at random, such as %s.", len(in_body), name, in_body[0]
+def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
+    """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
+
+    ``modules.json`` says so of a model of sentence-transformers, and its configuration (None: to be loaded) of one that
+    was fine-tuned with the mean. Otherwise ``"cls"``: what the class of transformers reads.
+    """
+
+    def read(file: str) -> Any:
+        try:
+            path = cached_file(
+                place, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+            )
+            return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    config = load_config(name) if config is None else config
+    if name in ("minilm", MINILM_HUB_ID):
+        return "mean"
+    if not is_encoder(config):
+        return pooling_of(config)
+    place = resolve_model(name)
+    paths = [part.get("path") for part in read("modules.json") or [] if str(part.get("type")).endswith("Pooling")]
+    found = (read(f"{paths[0]}/config.json") if paths else None) or {}
+    modes = [mode for mode, value in found.items() if mode.startswith("pooling_mode_") and value is True]
+    is_mean = modes == ["pooling_mode_mean_tokens"] or found.get("pooling_mode") == "mean"
+    return "mean" if is_mean else pooling_of(config)
+
+
+def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskType, options: LoraOptions) -> Any:
+    """Make a ``PeftModel``, of which only the adapter, the head and what no file has (``new``) are trained and saved.
+
+    Raises AttendropError if PEFT is not installed, or the model has no such targets.
+    """
+    targets = options.targets
+    modules = {name.rpartition(".")[0] for name in new}
+    tied = (key for key in model.all_tied_weights_keys for each in modules if key.startswith(f"{each}."))
+    if task_type.generates and any(tied):
+        raise AttendropError(
+            f"The model has no trained head for {task_type.predicts}, and a new one, which shares weights with the "
+            "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
         )
-    in_head = [key for key in missing if not key.startswith(body)]
-    if task_type.generates and in_head:
-        logger.warning(
-            "%s has no trained head of this kind: %d of the head's weights start at random, such as %s.",
-            name,
-            len(in_head),
-            in_head[0],
-        )
-    if resized:
-        logger.warning("The head of %s has another number of outputs; a new one takes its place.", name)
-    named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
-    as_many = not in_head and len(trained_for) == len(task_type.output_names) > 1
-    if named and as_many and list(map(plain, trained_for)) != list(map(plain, task_type.output_names)):
-        logger.warning(
-            "The head of %s was trained for other classes and is kept: its outputs for %s start as those for %s; "
-            "to start with a new head, train the model that it came from.",
-            name,
-            names_of(trained_for),
-            names_of(task_type.output_names),
-        )
+    children = [] if task_type.generates or model.base_model is model else list(model.named_children())
+    heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
+    try:
+        with quiet_peft() as peft:
+            config = peft.LoraConfig(
+                task_type=task_type.peft_task_type,
+                r=options.r,
+                lora_alpha=options.alpha,
+                lora_dropout=options.dropout,
+                target_modules=targets if targets in (None, "all-linear") else targets.split(","),
+                modules_to_save=[*heads, *sorted(each for each in modules if each.partition(".")[0] not in heads)],
+            )
+            return peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise AttendropError(
+            f"{type(model).__name__} takes no adapter with targets={targets!r} ({str(error).splitlines()[0]}) Name "
+            "layers of it, or 'all-linear': --lora targets=all-linear."
+        ) from None
 
 
 @contextmanager
@@ -241,9 +260,9 @@ def _load_errors(name: str) -> Iterator[None]:
             raise AttendropError(
                 f"The model {name!r} offers no safetensors weights; pickled ones are refused."
             ) from error
-        hint = " Did you mean 'minilm'?" if "minilm" in name.lower() and "/" not in name else ""
         if Path(name).is_dir():
             raise AttendropError(f"The model in {name!r} cannot be loaded ({first_line(error)}).") from error
+        hint = " Did you mean 'minilm'?" if "minilm" in name.lower() and "/" not in name else ""
         raise AttendropError(
             f"The model {name!r} is neither a folder nor 'minilm', and could not be loaded from the hub "
             f"({first_line(error)}).{hint}"

@@ -114,14 +114,9 @@ def frozen_features(
 ) -> Array:
     """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
 
-    Special tokens count; padding does not: the sentence embedding of Reimers and
-    Gurevych (2019). In a model with an encoder and a decoder, the encoder is read.
-
-    Returns:
-        Unit vectors ``(rows, hidden)`` in float32, in the order of the rows; zeros for a row without tokens.
-
-    Raises:
-        AttendropError: The encoder does not return a vector for each token.
+    Special tokens count; padding does not: the sentence embedding of Reimers and Gurevych (2019). In a model with an
+    encoder and a decoder, the encoder is read. Returns unit vectors ``(rows, hidden)`` in float32, in the order of the
+    rows; zeros for a row without tokens. Raises AttendropError if the encoder has no vector for each token.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
@@ -141,26 +136,15 @@ def frozen_features(
 
 @dataclass(frozen=True)
 class BaselineModel:
-    """Model of a baseline.
-
-    Attributes:
-        name: Name of the baseline.
-        task_type: Kind of task, which reads rows and scores outputs.
-        tokenizer: Tokenizer with which rows are encoded.
-        bias: Bias of the linear model, ``(outputs,)``. Without ``weight``, the constant output of a row, or of each
-            word of a row, ``(1, outputs)``.
-        weight: Weights of the linear model, ``(outputs, features)``; None: all rows have one answer.
-        vectorizers: TF-IDF of each text column, two for each, see :func:`fit_tf_idf`; empty: the encoder's features.
-        encoder: The frozen model, if it computes the features.
-    """
+    """Model of a baseline: a linear model of features, or without ``weight`` one answer for all rows."""
 
     name: str
     task_type: TaskType
     tokenizer: PreTrainedTokenizerBase
-    bias: Array
-    weight: Array | None = None
-    vectorizers: Sequence[TfidfVectorizer] = ()
-    encoder: PreTrainedModel | None = None
+    bias: Array  # ``(outputs,)``; without ``weight``, the output of a row, or of each word of a row, ``(1, outputs)``
+    weight: Array | None = None  # ``(outputs, features)``
+    vectorizers: Sequence[TfidfVectorizer] = ()  # TF-IDF of each text column, two for each; empty: of the encoder
+    encoder: PreTrainedModel | None = None  # the frozen model, if it computes the features
 
     def outputs(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shlex
 import statistics
@@ -31,14 +32,15 @@ from attendrop.pruning.selection import (
     prune_selected,
     undecided_message,
 )
+from attendrop.runs.config import RUN_FILE
 from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
-from attendrop.runs.run_file import RUN_FILE
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
 from attendrop.runs.run_metrics import scored_run, set_scores
-from attendrop.runs.run_trainer import RunTrainer, recovery_arguments, run_loss
+from attendrop.runs.run_trainer import RunTrainer, run_loss, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
+from attendrop.tasks.base import encode
 from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted, counted_rows
@@ -83,18 +85,13 @@ def prune_run(
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
-        on_pass: Called before each pass over rows with what it is for, how many passes are done, and of how many at
-            most.
+        on_pass: Called before each pass over rows with its purpose, the number of passes done, and their maximum.
         callbacks: Callbacks of the fine-tuning afterwards.
 
     Returns:
-        The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
-        ``of``, ``ranked_by``, ``harm`` of each layer and its ``measure``, ``chosen_on`` with its ``rows``, and whether
-        scores on them decided which layers (``chosen``); for ``auto``, also ``scores`` and ``differences`` by number of
-        pruned layers, and in words what remains ``unknown``; ``selection`` and ``all_scores`` before and after with the
-        ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value`` with the ends, ``low`` and
-        ``high``, of its 95 % interval. Without a pruned layer, ``speed`` and the differences of before and after are
-        None, because it is the same model.
+        The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done. A difference
+        is its ``value`` with the ends, ``low`` and ``high``, of its 95 % interval. Without a pruned layer, ``speed``
+        and the differences of before and after are None, because it is the same model.
 
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
@@ -121,30 +118,23 @@ def prune_run(
                 "recover-epochs."
             )
         run.model.to(compute_device(device))  # type: ignore[arg-type]
-        ranking = _ranking(run, selection, select_by)
+        ranking = run.method.layer_ranking(run.metrics)
+        if select_by == "method" and ranking is None:
+            raise AttendropError(
+                f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
+                "'importance'."
+            )
+        if ranking is not None and select_by == "auto" and not ranking.significant and selection.threshold is None:
+            logger.info(
+                "What the %s learnt cannot be told from noise: layers are ranked by importance. To rank by it in spite "
+                "of that, use --select-by method.",
+                ranking.ranked_by,
+            )
+            ranking = None
+        ranking = None if select_by == "importance" else ranking
         work = _Work(run, run.chosen_on, on_pass)
         light, found = _pruned(work, selection, ranking, tolerance, recover_epochs, callbacks)
         return _save(work, light, found, folder, output_dir)
-
-
-def _ranking(run: FinishedRun, selection: LayerSelection, select_by: str) -> LayerRanking | None:
-    """Return the ranking of the run's method if it is to be used; None to rank by importance."""
-    ranking = run.method.layer_ranking(run.metrics)
-    if select_by == "method" and ranking is None:
-        raise AttendropError(
-            f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
-            "'importance'."
-        )
-    if select_by == "importance" or ranking is None:
-        return None
-    if select_by == "auto" and not ranking.significant and selection.threshold is None:
-        logger.info(
-            "What the %s learnt cannot be told from noise: layers are ranked by importance. To rank by it in spite of "
-            "that, use --select-by method.",
-            ranking.ranked_by,
-        )
-        return None
-    return ranking
 
 
 def _pruned(
@@ -185,6 +175,13 @@ def _pruned(
         light = _recover(run, light.layers, recover_epochs, callbacks)
         work.known.clear()
     after = {name: work.outputs(light, name) for name in run.sets}
+    speed = None
+    if light.layers:
+        timed = run.sets[chosen_on].select(range(min(len(run.sets[chosen_on]), _TIMED_BATCHES * _TIMED_ROWS)))
+        texts, batches = len(texts_of(timed)), work.batches(timed.remove_columns("labels"), _TIMED_ROWS)
+        logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {chosen_on}", len(timed)))
+        speed = measure_speed(lambda batch: run.model(**batch), lambda batch: light(**batch), batches)
+        speed |= {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
     scores = {name: change_of_score(run, name, before[name], after[name], changed=bool(light.layers)) for name in after}
     return light, {
         "layers": list(light.layers),
@@ -205,7 +202,7 @@ def _pruned(
         "selection": scores.pop("selection", None),
         "all_scores": scores,
         "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
-        "speed": _speed(work, light) if light.layers else None,
+        "speed": speed,
     }
 
 
@@ -215,20 +212,14 @@ class _Work:
     def __init__(self, run: FinishedRun, chosen_on: str, on_pass: OnPass | None) -> None:
         self.run, self.chosen_on = run, chosen_on
         self.known: dict[tuple[tuple[int, ...], str], Array] = {}
-        self._on_pass, self._done = on_pass, 0
         # Each layer alone, each number of layers, and all sets before and after.
-        self._total = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets)
-
-    def begin(self, what: str) -> None:
-        """Report that a pass begins."""
-        if self._on_pass is not None:
-            self._on_pass(what, self._done, self._total)
-        self._done += 1
+        total, done = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets), itertools.count()
+        self.on_pass: Callable[[str], object] = lambda what: on_pass is None or on_pass(what, next(done), total)
 
     def outputs(self, model: PrunedModel, name: str) -> Array:
         """Compute outputs for one of the sets, in its order."""
         if (model.layers, name) not in self.known:
-            self.begin(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
+            self.on_pass(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
             self.known[model.layers, name] = self.run.outputs(name, model.model)
         return self.known[model.layers, name]
 
@@ -241,7 +232,7 @@ class _Work:
 
         def reported(layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
             for layer in layers:
-                self.begin(f"loss without {layer.key}")
+                self.on_pass(f"loss without {layer.key}")
                 yield layer
 
         batches = self.batches(by_length, self.run.config.eval_batch_size)
@@ -262,11 +253,13 @@ def _recover(
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
     logger.info("Fine-tuning for %s with layers %s pruned.", counted(epochs, "epoch"), ", ".join(map(str, layers)))
     trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
-    masked, rows = mask_layers(run.model, layers), run.encoded(trained_on)
+    masked, rows = mask_layers(run.model, layers), encode(trained_on, run.task, run.tokenizer, run.config.max_length)
     with tempfile.TemporaryDirectory() as unused:
         trainer = RunTrainer(
             masked,
-            recovery_arguments(run.config, unused, epochs),
+            training_arguments(
+                run.config, output_dir=unused, num_train_epochs=epochs, save_strategy="no", report_to="none"
+            ),
             task_type=run.task.type,
             train_dataset=rows,
             data_collator=run.task.type.collator(run.tokenizer),
@@ -286,17 +279,6 @@ def change_of_score(run: FinishedRun, name: str, before: Array, after: Array, *,
         "after": compute_scores(run.task, after, first.labels),
         "difference": paired_difference(first, second).as_dict() if changed else None,
     }
-
-
-def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
-    """Measure how many times faster the pruned model is."""
-    whole, rows = work.run.model, work.run.sets[work.chosen_on]
-    timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS))).remove_columns("labels")
-    texts = len(texts_of(timed))
-    logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {work.chosen_on}", len(timed)))
-    batches = work.batches(timed, _TIMED_ROWS)
-    speed = measure_speed(lambda batch: whole(**batch), lambda batch: light(**batch), batches)
-    return speed | {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
 
 
 def measure_speed(
@@ -330,14 +312,16 @@ def measure_speed(
 
 
 def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
-    def weights(place: Path) -> int:
-        return sum(file.stat().st_size for file in place.glob("model*.safetensors"))
-
+    """Write the pruned model, its metrics and its card."""
     run, source = work.run, Path(work.run.config.output_dir)
     light.save_pretrained(folder)
     run.tokenizer.save_pretrained(folder)
-    merged = sum(parameter.nbytes for parameter in run.model.parameters())  # of an adapter with its model
-    found["bytes"] = {"before": weights(source) if run.config.adapter is None else merged, "after": weights(folder)}
+    before, after_ = (
+        sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)
+    )
+    if run.config.adapter is not None:
+        before = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
+    found["bytes"] = {"before": before, "after": after_}
     selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
     after = {}
     for name in run.parts.report or run.sets:

@@ -44,19 +44,12 @@ _DECIDED = (
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Run with resolved options, which are read only here.
+    """Run with resolved options, which are read only here."""
 
-    Attributes:
-        config: The options, all decided except the start of the head, which depends on the model.
-        given: The options as they were given.
-        data: The task with all its rows.
-        parts: The splits of the run, not encoded.
-    """
-
-    config: RunConfig
-    given: RunConfig
-    data: TaskData
-    parts: Parts
+    config: RunConfig  # the options, all decided except the start of the head, which depends on the model
+    given: RunConfig  # the options as they were given
+    data: TaskData  # the task with all its rows
+    parts: Parts  # the splits of the run, not encoded
 
     @property
     def method(self) -> Method:
@@ -86,58 +79,53 @@ class ResolvedRun:
 def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
     """Resolve the options of a run: build its method, load and split its data, and apply the recipe.
 
-    Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, or a score if
-    there are no evaluation rows. Finally the model is also trained on held-out rows, unless there is no step to take.
-    ``decided`` are the options of a run that is resumed as they were decided when it began.
-    """
-    data = load_data(config)
-    task_type = data.task.type
-    if config.calibrate and not task_type.num_classes:
-        raise AttendropError(f"calibrate is for classes; the labels are {task_type.labels_are}: omit it.")
-    resolved = config.filled(**(decided or {}))
-    honest, fraction, refit = resolved.protocol == "held-out", resolved.selection_fraction, resolved.refit
-    if fraction is None:
-        has_eval_rows = "dev" in data.splits or config.test_fraction
-        needed = resolved.patience is not None or refit or resolved.calibrate or not has_eval_rows
-        fraction = SELECTION_FRACTION if needed and honest else 0.0
-    if refit is None:
-        refit = fraction > 0 and honest and resolved.max_steps != 0
-    resolved = resolved.filled(selection_fraction=fraction, refit=refit)
-    parts = divide(resolved, data)
-    # The steps do not depend on the method, so that methods that hold rows out are compared over the same steps.
-    held_out = parts.selection if honest else None
-    rewards = parts.reward if resolved.rewarded_on == "split" else None
-    rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    resolved = with_training(resolved, rows, has_pooling=task_type.one_vector, processes=number_of_processes())
-    method = resolved.regularizer.for_data(len(task_type.strata), rows)
-    if method != resolved.regularizer:
-        resolved = resolved.filled(options=method.options())
-    return ResolvedRun(resolved, config, data, parts)
-
-
-def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, processes: int = 1) -> RunConfig:
-    """Decide batch size, number of steps, learning rate and pooling.
-
-    - A step has 16 rows.
-    - Steps are 10 epochs, but at least 240 and at most 1,200; for large sets, 3 epochs if that is more.
+    - Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, or a score
+      if there are no evaluation rows. Finally the model is also trained on them, unless there is no step to take.
+    - A step has 16 rows. Steps are 10 epochs, but at least 240 and at most 1,200; for large sets, 3 epochs if that is
+      more.
     - The learning rate falls with the model's hidden size, see ``LEARNING_RATES``. An adapter's is ten times that.
     - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None if
       the model offers no choice.
+
+    ``decided`` are the options of a run that is resumed as they were decided when it began.
     """
+    data = load_data(config)
+    task_type, found = data.task.type, config.filled(**(decided or {}))
+    if config.calibrate and not task_type.num_classes:
+        raise AttendropError(f"calibrate is for classes; the labels are {task_type.labels_are}: omit it.")
+    # The rows.
+    holds_out, fraction, refit = found.protocol == "held-out", found.selection_fraction, found.refit
+    if fraction is None:
+        has_eval_rows = "dev" in data.splits or config.test_fraction
+        needed = found.patience is not None or refit or found.calibrate or not has_eval_rows
+        fraction = SELECTION_FRACTION if needed and holds_out else 0.0
+    if refit is None:
+        refit = fraction > 0 and holds_out and found.max_steps != 0
+    found = found.filled(selection_fraction=fraction, refit=refit, batch_size=found.batch_size or BATCH_SIZE)
+    parts = divide(found, data)
+    # The steps do not depend on the method, so that methods that hold rows out are compared over the same steps.
+    held_out = parts.selection if holds_out else None
+    rewards = parts.reward if found.rewarded_on == "split" else None
+    rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
+    # The training.
     refuse_untrainable(config.model)
-    found: dict[str, Any] = {"batch_size": config.batch_size or BATCH_SIZE}
-    if config.epochs is None and config.max_steps is None:
-        found["max_steps"] = steps(rows, found["batch_size"] * config.gradient_accumulation * processes)
-    if not has_pooling:
-        if config.pooling == "mean":
+    assert found.batch_size is not None
+    if found.epochs is None and found.max_steps is None:
+        in_step = found.batch_size * found.gradient_accumulation * number_of_processes()
+        found = found.filled(max_steps=steps(rows, in_step))
+    if not task_type.one_vector:
+        if found.pooling == "mean":
             raise AttendropError("pooling 'mean' is for tasks with one prediction for a whole text; omit it here.")
-        found["pooling"] = None
-    elif config.pooling == "auto":
-        found["pooling"] = default_pooling(config.model)
-    if config.learning_rate is None:
+        found = found.filled(pooling=None)
+    elif found.pooling == "auto":
+        found = found.filled(pooling=default_pooling(config.model))
+    if found.learning_rate is None:
         rate = learning_rate(load_config(config.model))
-        found["learning_rate"] = rate if config.lora is None else rate * LORA_FACTOR
-    return config.filled(**found)
+        found = found.filled(learning_rate=rate if config.lora is None else rate * LORA_FACTOR)
+    method = found.regularizer.for_data(len(task_type.strata), rows)
+    if method != found.regularizer:
+        found = found.filled(options=method.options())
+    return ResolvedRun(found, config, data, parts)
 
 
 def steps(rows: int, batch_size: int) -> int:

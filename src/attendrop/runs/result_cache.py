@@ -39,13 +39,10 @@ def forget_results() -> None:
 def cached(
     key: Callable[[], Any], compute: Callable[[], Result], size: Callable[[Result], int], *, kind: str
 ) -> Result:
-    """Return a result that this process has computed before, or compute it.
+    """Return a result that this process has computed before, or compute it; nobody may change it afterwards.
 
-    Args:
-        key: Returns everything that the result depends on, as JSON values; called only where results are shared.
-        compute: Returns the result, which nobody may change afterwards.
-        size: Returns the size of a result in bytes.
-        kind: Name of the computation.
+    ``key`` returns everything that the result depends on, as JSON values; it is called only where results are shared.
+    ``size`` returns the size of a result in bytes; ``kind`` names the computation.
     """
     if _results is None:
         return compute()

@@ -1,4 +1,4 @@
-"""Folder of a run: made beside its place, and moved there when it is complete.
+"""Folder of a run: made beside its place, moved there when it is complete, and read again by other commands.
 
 The time line of a run in ``runs/NAME``::
 
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
@@ -29,8 +31,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import DATA, PATHS, RUN_FILE, absolute_paths, by_content, located, partial_of, run_file
+from attendrop.runs.config import DATA, PATHS, RUN_FILE, RunConfig, Source, by_content, located, partial_of, run_file
 from attendrop.support.files import (
     ADAPTER_CONFIG,
     BASELINE_CONFIG,
@@ -45,7 +46,8 @@ from attendrop.support.files import (
     write_json,
     write_text,
 )
-from attendrop.tasks.table import files_of
+from attendrop.tasks.labels import label_columns
+from attendrop.tasks.table import STDIN, BadRows, files_of, read_chunks
 
 RUN = "run.json"
 METRICS = "metrics.json"
@@ -55,6 +57,8 @@ SAMPLED_ROWS = "sampled_rows.json"
 # Checkpoints of the training that selects the number of steps, before the final training, or of one that follows it.
 SELECTION = "selection"
 TENSORBOARD = "tensorboard"
+# Number of rows in memory at a time, which are sorted by length into batches.
+CHUNK_ROWS = 4096
 # Files for readers, and the one of an adapter that says where its model is: they may be changed, or missing.
 _MAY_CHANGE = (".md", ".yaml", ".jsonl", ".parquet", SAMPLED_ROWS, METRICS, ADAPTER_CONFIG)
 logger = getLogger(__name__)
@@ -99,9 +103,9 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
-def run_options(folder: Path) -> dict[str, Any]:
+def run_options(folder: str | Path) -> dict[str, Any]:
     """Return the options of a run; empty if the folder holds none."""
-    options: dict[str, Any] = (read_run(folder) or {"config": {}})["config"]
+    options: dict[str, Any] = (read_run(Path(folder)) or {"config": {}})["config"]
     return options
 
 
@@ -114,9 +118,10 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str |
     def given(options: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in by_content(located(options)).items() if value is not None}
 
-    run = read_run(folder) or {}
-    held = (given(run.get("config", {})), run.get("data_sha256"), run.get("baseline"))
-    return held == (given(_comparable(config)), data_sha256, baseline) and _has_model(run, config)
+    run = read_run(folder)
+    if run is None or (run.get("baseline"), run["data_sha256"]) != (baseline, data_sha256):
+        return False
+    return given(run["config"]) == given(_comparable(config)) and _has_model(run, config)
 
 
 def keeps_model(folder: str | Path) -> bool:
@@ -161,6 +166,56 @@ def check_whole(folder: Path) -> None:
         )
 
 
+# Finished runs, as other commands read them; checked before PyTorch is loaded ----------------------------------------
+
+
+def check_finished(run_dir: str) -> None:
+    """Raise AttendropError if there is no such folder, or no finished run or other model in it, but runs below it."""
+    folder = Path(run_dir)
+    unfinished = (partial_of(folder) / RUN).is_file()
+    if not folder.is_dir() and not unfinished:
+        raise AttendropError(f"There is no run folder '{run_dir}'.")
+    inner = next((path.parent for path in sorted(folder.glob(f"[!.]*/{METRICS}"))), None)
+    if inner is not None and not any((folder / name).exists() for name in (RUN, "config.json")):
+        raise AttendropError(f"'{run_dir}' holds no model; did you mean '{inner}'?")
+    if (read_run(folder) is not None or unfinished) and read_metrics(folder) is None:
+        raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
+
+
+def read_finished(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read ``run.json`` and ``metrics.json``; raises AttendropError if the folder holds no finished run."""
+    check_finished(run_dir)
+    run, metrics = read_run(Path(run_dir)), read_metrics(Path(run_dir))
+    if run is None or metrics is None:
+        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
+    return run, metrics
+
+
+def check_keeps_model(run_dir: str) -> None:
+    """Raise AttendropError if a run kept its scores, and not its model, or lost a file of it."""
+    if not keeps_model(run_dir) and not is_baseline(run_dir):
+        check_whole(Path(run_dir))
+        again = shlex.quote(f"{run_dir}/{RUN_FILE}")
+        raise AttendropError(
+            f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config {again}`."
+        )
+
+
+def check_source(run_dir: str, source: Source, *, labelled: bool) -> None:
+    """Check the run and the beginning of the file that are to be scored or predicted."""
+    check_finished(run_dir)
+    options = run_options(run_dir)
+    if source.file in (None, STDIN) or not (options or keeps_model(run_dir)):
+        return  # of the last, loading says that there is no model
+    columns, label = source.columns_of(str(source.file), options, labelled=labelled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # reading the whole file warns
+        table = next(read_chunks(str(source.file), CHUNK_ROWS, BadRows(skip=source.skip_bad_rows)), None)
+    if table is not None:
+        for name in (*columns, *(() if label is None else label_columns(table.columns, label))):
+            table.column(name)
+
+
 # Locks, and folders that appear when they are complete ----------------------------------------------------------------
 
 
@@ -175,25 +230,24 @@ def locked(folder: Path) -> Iterator[None]:
     refuse_links(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
+    place, lock = folder / LOCK, FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         holder = "another process"
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads((folder / LOCK).read_text(encoding="utf-8"))
-            holder = f"process {found['pid']} on {found['host']} since {found['since']}"
+        with suppress(OSError):
+            holder = place.read_text(encoding="utf-8") or holder
         raise AttendropError(f"The folder '{folder}' is in use by {holder}; wait until it ends.") from None
-    own = os.stat(folder / LOCK)
+    own = os.stat(place)
     try:
-        told = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
+        since = datetime.now().isoformat(" ", "seconds")
         with suppress(OSError):  # the disk may be full, and Windows does not let a locked file be written
-            (folder / LOCK).write_text(json.dumps(told), encoding="utf-8")
+            place.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}", encoding="utf-8")
         yield
     finally:
         with suppress(OSError):
-            if os.path.samestat(own, os.lstat(folder / LOCK)):  # a folder that was moved may have another's lock now
-                (folder / LOCK).unlink()
+            if os.path.samestat(own, os.lstat(place)):  # a folder that was moved may have another's lock now
+                place.unlink()
         lock.release()
         with suppress(OSError):  # ends at the first folder that is not empty
             for path in made or [folder]:
@@ -236,11 +290,6 @@ def _put(source: Path, folder: Path) -> None:
     os.replace(source, folder)
 
 
-def _is_empty(folder: Path) -> bool:
-    """Return whether a folder is missing, or holds at most what a process that was killed was writing."""
-    return not folder.exists() or all(PARTIAL.fullmatch(path.name) for path in folder.iterdir())
-
-
 def name_aside(folder: Path) -> Path:
     """Return a free name beside a folder or a file, for what is replaced there."""
     names = (folder.with_name(f".{folder.name}.replaced-{number}") for number in count(1))
@@ -254,7 +303,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises AttendropError if the target exists and is not empty, or another process makes it.
     """
     _check_place(target)
-    if not _is_empty(target):
+    if target.exists() and any(target.iterdir()):
         raise AttendropError(f"The output folder '{target}' is not empty; name a new one.")
     with locked(partial_of(target)):
         staged = partial_of(target) / target.name
@@ -298,9 +347,11 @@ def check_folder(
         AttendropError: It holds something else than a run, or a symbolic link; or a run is there, or was begun, that
             is neither resumed with the same options nor replaced.
     """
+    from attendrop.methods.core.registry import flat_options
+
     refuse_links(folder)
     begun, held = read_run(partial_of(folder)), read_run(folder)
-    if held is None and not _is_empty(folder):
+    if held is None and folder.exists() and any(folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     run = begun or held
     if overwrite or run is None:
@@ -312,7 +363,28 @@ def check_folder(
     if run.get("baseline") != baseline:
         found = run.get("baseline") or run["config"]["method"]
         raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
-    _check_options(folder, run, _comparable(config))
+
+    def flat(options: dict[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
+        return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
+
+    before, now = flat(located(run["config"])), flat(located(_comparable(config)))
+    decided = flat({"options": {}} | (run.get("decided") or {}))
+    for name, value in now.items():
+        was = before.get(name)
+        # Files that were moved are compared by their content, see check_unchanged; a hub id is no folder that was.
+        moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
+        if was == value or name == "data_dir" or (moved and (name != "model" or os.path.isabs(str(was)))):
+            continue
+        began, asked = f"{name}={was!r}", repr(value)
+        if was is None:
+            began = f"the default {name}" if name in decided else f"no {name}"
+            began += f" ({decided[name]})" if decided.get(name) is not None else ""
+        if value is None:
+            asked = "the default" if name in decided else "without it"
+        raise AttendropError(
+            f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
+            "another output folder."
+        )
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
@@ -322,31 +394,10 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     return options
 
 
-def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to resume a run with other options than it began with."""
-    from attendrop.methods.core.registry import flat_options
-
-    def flat(options: dict[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
-        return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
-
-    before, decided = flat(run["config"]), flat({"options": {}} | (run.get("decided") or {}))
-    was_located, is_located = located(run["config"]), located(now)
-    for name, value in flat(now).items():
-        was, same_place = before.get(name), name in PATHS and was_located.get(name) == is_located.get(name)
-        # Files that were moved are compared by their content, see check_unchanged.
-        moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
-        if was == value or same_place or moved:
-            continue
-        began, asked = f"{name}={was!r}", repr(value)
-        if was is None:
-            began = f"the default {name}" if name in decided else f"no {name}"
-            began += f" ({decided[name]})" if decided.get(name) is not None else ""
-        if value is None:
-            asked = "the default" if name in decided or name in flat_options(now["options"]) else "without it"
-        raise AttendropError(
-            f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
-            "another output folder."
-        )
+def _has_model(run: Mapping[str, Any], config: RunConfig) -> bool:
+    """Return whether a local model is as it was when a run began, as far as is known."""
+    found = model_sha256(config.model)
+    return not found or found == run.get("model_sha256", found)
 
 
 def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
@@ -368,19 +419,12 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
         )
 
 
-def _has_model(run: Mapping[str, Any], config: RunConfig) -> bool:
-    """Return whether a local model is as it was when a run began, as far as is known."""
-    found = model_sha256(config.model)
-    return not found or found == run.get("model_sha256", found)
-
-
 # During and after a run ----------------------------------------------------------------------------------------------
 
 
 def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
     """Write ``run.json``, with further entries, and ``run.yaml``; not for a ``baseline``: that would train a model."""
-    options = _comparable(config)
-    began = {"config": options | absolute_paths(options), "data_sha256": data_sha256}
+    began = {"config": located(_comparable(config)), "data_sha256": data_sha256}
     began |= {"model_sha256": model_sha256(config.model)}
     place.mkdir(parents=True, exist_ok=True)
     if "baseline" not in entries:

@@ -7,11 +7,9 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,27 +41,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SetScores:
-    """Scores of a model on one set, as JSON values.
+    """Scores of a model on one set, as JSON values. The last three are None for sets other than "dev" and "ood"."""
 
-    Attributes:
-        scores: All metrics of the task.
-        baseline: The ``answer`` and the ``scores`` of a constant prediction: the most common class of the training
-            rows, or their mean; None: the kind of task has no such answer.
-        predicted: Number of predictions of each class; empty if there are no classes.
-        rows: Number of rows of the set.
-        by_row: The score of the task's metric, divided among the rows; None for sets other than "dev" and "ood".
-        predictions: Predicted labels of the rows; None as above.
-        report: What the model gets wrong, see :func:`attendrop.tasks.error_analysis.error_analysis`; None as above, and
-            for predictions that are not classes or labels.
-    """
-
-    scores: dict[str, float]
-    baseline: dict[str, Any] | None
-    predicted: dict[str, int]
+    scores: dict[str, float]  # all metrics of the task
+    baseline: dict[str, Any] | None  # "answer" and "scores" of a constant prediction, if the kind of task has one
+    predicted: dict[str, int]  # number of predictions of each class; empty if there are no classes
     rows: int
-    by_row: dict[str, Any] | None = None
-    predictions: list[Any] | None = None
-    report: dict[str, Any] | None = None
+    by_row: dict[str, Any] | None = None  # the score of the task's metric, divided among the rows
+    predictions: list[Any] | None = None  # predicted labels of the rows
+    report: dict[str, Any] | None = None  # of errors, if predictions are classes or labels
 
 
 def set_scores(
@@ -169,9 +155,8 @@ def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, flo
 def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
     """Report on a training with rows held out, before the final one on all rows, as JSON values.
 
-    Returns:
-        ``steps`` (those after which the kept epoch ended) of ``planned_steps``, ``epoch`` (the kept one), ``score`` and
-        ``scores`` on the held-out rows, ``history``, ``seconds``; to calibrate, ``temperature``.
+    ``steps`` are those after which the kept ``epoch`` ended, of ``planned_steps``; ``score`` and ``scores`` are on the
+    held-out rows.
     """
     log, metric = trainer.state.log_history, run.task.metric
     ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{metric}" in entry}
@@ -214,9 +199,7 @@ def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
 def training_fit(trainer: RunTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
     """Score the model in evaluation mode on its training rows, or a sample of them.
 
-    Returns:
-        ``rows``, ``loss``, ``metric`` with its ``score``, and whether the model has ``fitted`` these rows, by
-        ``Head.fitted_at``.
+    Whether it has ``fitted`` these ``rows`` is said by its ``score``, and :attr:`TaskType.fitted_at`.
     """
     texts = texts_of(rows)
     # At random: if classes alternate, rows taken at regular steps may all be of one class.
@@ -255,7 +238,13 @@ def run_metrics(
     if "unlabelled" in found["data"]:
         found["data"]["unlabelled"] |= (trainer.head_init or {}).get("unlabelled") or {"used": False}
     found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
-    parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
+    parameters, peak = list(trainer.accelerator.unwrap_model(trainer.model).parameters()), 0
+    if trainer.args.device.type == "cuda":
+        peak = int(torch.cuda.max_memory_allocated(trainer.args.device))
+    elif sys.platform != "win32":  # where it is not known
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return found | {
         "best_epoch": len(history) if selected is not None else next(chosen, len(history)),
         "history": history,
@@ -266,7 +255,7 @@ def run_metrics(
         "steps": state.global_step,
         "planned_steps": state.max_steps,
         "train_seconds": round(trainer.meter.seconds_so_far + (selected["seconds"] if selected else 0), 3),
-        "peak_memory_bytes": _peak_memory(trainer.args.device),
+        "peak_memory_bytes": peak,
         "parameters": {
             "total": sum(each.numel() for each in parameters),
             "trained": sum(each.numel() for each in parameters if each.requires_grad),
@@ -335,29 +324,8 @@ def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, floa
             last_step = entry["step"]
             for name, value in entry.items() if math.ceil(entry["epoch"]) == epoch else ():
                 found.setdefault(name, []).append((value, entry["steps"]))
-    # Exact, if there is only one.
-    return {
-        name: pairs[0][0]
-        if len(pairs) == 1
-        else float(np.average([value for value, _ in pairs], weights=[steps for _, steps in pairs]))
+    averaged = {
+        name: float(np.average([value for value, _ in pairs], weights=[steps for _, steps in pairs]))
         for name, pairs in found.items()
     }
-
-
-def reset_peak_memory() -> None:
-    """Reset the peak memory, since a process may train several models. On a CPU, Linux alone can."""
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of tensors on a GPU, else of the process; 0 where it is not known (Windows)."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return averaged | {name: pairs[0][0] for name, pairs in found.items() if len(pairs) == 1}  # which is exact

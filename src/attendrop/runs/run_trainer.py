@@ -51,17 +51,13 @@ def check_integration(name: str) -> None:
 class RunCallback(TrainerCallback, ExportableState):
     """Callback of a run: time, additional checkpoints and logs, the record of its begin, and its end.
 
-    One does all, since the trainer warns of two callbacks of a class. Its time is restored from a checkpoint.
-
-    Args:
-        save_steps: Number of optimizer steps between checkpoints, besides those at the end of an epoch.
-        log_steps: The same for logs.
-        save_seconds: Seconds between checkpoints, each at the end of a step.
-        stop_after: Number of steps of a longer schedule after which training ends.
-        begun: Called after the first step, since methods and models refuse invalid settings before that.
+    One does all, since the trainer warns of two callbacks of a class. ``save_steps`` and ``log_steps`` are optimizer
+    steps between checkpoints and logs, besides those at the end of an epoch; ``save_seconds`` the time between
+    checkpoints; training ends after ``stop_after`` steps of a longer schedule. ``begun`` is called after the first
+    step, since methods and models refuse invalid settings before that.
 
     Attributes:
-        seconds_so_far: Seconds of training, once it has ended, with those of earlier processes.
+        seconds_so_far: Seconds of training, once it has ended, with those of earlier processes, from a checkpoint.
         seconds_before: Seconds of training in earlier processes.
     """
 
@@ -202,7 +198,7 @@ def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = Fal
     """
     config, selecting = run.config, run.parts.selection is not None
     saved = "epoch" if not timed else "best" if run.chooses_epoch else "no"
-    return _arguments(
+    return training_arguments(
         config,
         output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=./~/run, is not replaced
         num_train_epochs=num_epochs(config, rows),
@@ -219,13 +215,8 @@ def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = Fal
     )
 
 
-def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingArguments:
-    """Make the arguments for fine-tuning a pruned model, with the options of its run."""
-    return _arguments(config, output_dir=folder, num_train_epochs=epochs, save_strategy="no", report_to="none")
-
-
-def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
-    """Make training arguments from a run's resolved options and additional ones."""
+def training_arguments(config: RunConfig, **own: Any) -> TrainingArguments:
+    """Make training arguments from a run's resolved options and its ``own``; also to fine-tune a pruned model."""
     assert config.batch_size is not None and config.learning_rate is not None
     try:
         arguments = TrainingArguments(
@@ -281,13 +272,10 @@ def has_stopped(config: RunConfig, checkpoint: Path, stop_after: int | None) -> 
 def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:
     """Make a ``compute_loss_func`` for the trainer: cross-entropy, each row weighted by its class.
 
-    A class of ``count`` rows among ``n`` has weight ``n / (num_classes * count)``, scikit-learn's "balanced", so that
-    every class has the same total weight and the mean weight is 1. The sum over a batch is divided by the number
-    of rows of the whole step, so that the gradient does not depend on how a step is split into micro-batches.
-
-    Args:
-        labels: Labels of the training rows, ``(rows,)``.
-        num_classes: Number of classes; a class without rows has weight 0.
+    A class of ``count`` rows among the ``labels`` of ``n`` training rows has weight ``n / (num_classes * count)``,
+    scikit-learn's "balanced", so that every class has the same total weight and the mean weight is 1; one without rows
+    has weight 0. The sum over a batch is divided by the number of rows of the whole step, so that the gradient does not
+    depend on how a step is split into micro-batches.
     """
     counts = torch.bincount(torch.tensor(labels), minlength=num_classes)
     weights = torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)

@@ -14,7 +14,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,21 @@ from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
-from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
-from attendrop.runs.data_report import SKIPPED, data_report, report_table, report_warnings
+from attendrop.runs.config import RUN_FILE, RunConfig, run_file
+from attendrop.runs.data import (
+    SKIPPED,
+    Parts,
+    data_report,
+    encode_parts,
+    fingerprint,
+    report_table,
+    report_warnings,
+    sampled_rows,
+)
 from attendrop.runs.head_init import init_head
-from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_card import CARD, model_card
-from attendrop.runs.model_loading import Loaded, load_for
+from attendrop.runs.model_loading import Loaded, add_adapter, load_for
 from attendrop.runs.resolved_run import ResolvedRun, decided, resolve_run
-from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
     SAMPLED_ROWS,
     SELECTION,
@@ -58,14 +64,7 @@ from attendrop.runs.run_folder import (
     run_folder,
     set_aside,
 )
-from attendrop.runs.run_metrics import (
-    SetScores,
-    held_out_temperature,
-    reset_peak_memory,
-    run_metrics,
-    score_model,
-    selection_report,
-)
+from attendrop.runs.run_metrics import SetScores, held_out_temperature, run_metrics, score_model, selection_report
 from attendrop.runs.run_trainer import (
     RunCallback,
     RunTrainer,
@@ -83,7 +82,6 @@ from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.tokenization import columns_of
-from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import pools_mean
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
@@ -142,7 +140,10 @@ def _train(
     checkpoint_seconds: float | None,
 ) -> dict[str, Any]:
     began = time.monotonic()
-    reset_peak_memory()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # the peak of this process, which may have trained others; Linux alone can reset it
+        Path("/proc/self/clear_refs").write_text("5")
     check_integration(config.report_to)
     # Resolve the options, and load the data and the model.
     begun = (read_run(place) if resume else None) or {}
@@ -159,7 +160,9 @@ def _train(
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
     report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
-    announce_data(report, run.task.type)
+    logger.info("%s", report_table(report, run.task.type))
+    for warning in report_warnings(report, run.task.type):
+        logger.warning("%s", warning)
     if not begun and is_main_process():
         set_aside(place)
     found = decided(run.config) | {"options": run.config.options}
@@ -207,8 +210,16 @@ def _train(
     metrics["temperature"] = temperature
     metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + trainer.meter.seconds_before, 3)
     if trainer.is_world_process_zero():
-        predictions = scores["dev"].predictions if "dev" in scores else None
-        _write(trainer, run, metrics, predictions, place, model=keep_model)
+        with disk_errors(place):
+            if keep_model:
+                _save_model(trainer, run, metrics, place)
+            if "dev" in scores and (predictions := scores["dev"].predictions) is not None:
+                write_predictions(place / PREDICTIONS, predictions)
+            if config.shots is not None or config.max_train_samples is not None:
+                write_json(place / SAMPLED_ROWS, sampled_rows(run.parts))
+            if run.data.skipped:
+                write_skipped(place / SKIPPED, run.data.skipped)
+            finish_run(place, Path(config.output_dir), metrics)
     trainer.accelerator.wait_for_everyone()
     return metrics
 
@@ -341,30 +352,7 @@ def divide_logits(model: PreTrainedModel, temperature: float) -> None:
             parameter.div_(temperature)
 
 
-def _write(
-    trainer: RunTrainer,
-    run: ResolvedRun,
-    metrics: dict[str, Any],
-    predictions: list[Any] | None,
-    place: Path,
-    *,
-    model: bool,
-) -> None:
-    """Write the files of a finished run, ``metrics.json`` at least, and put it in its folder."""
-    config = run.given
-    with disk_errors(place):
-        if model:
-            _save(trainer, run, metrics, place)
-        if predictions is not None:
-            write_predictions(place / PREDICTIONS, predictions)
-        if config.shots is not None or config.max_train_samples is not None:
-            write_json(place / SAMPLED_ROWS, sampled_rows(run.parts))
-        if run.data.skipped:
-            write_skipped(place / SKIPPED, run.data.skipped)
-        finish_run(place, Path(config.output_dir), metrics)
-
-
-def _save(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
+def _save_model(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -394,9 +382,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         counts.append(f"{len(parts.reward)} more to reward the method on")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
-    for told in names_told(parts.names, parts.names_left_out, config.label_names):
-        logger.info("%s", told)
-    for told in unlabelled_told(parts.unlabelled_numbers):
+    named = names_told(parts.names, parts.names_left_out, config.label_names)
+    for told in (*named, *unlabelled_told(parts.unlabelled_numbers)):
         logger.info("%s", told)
     if config.protocol == "paper":
         logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")
@@ -427,20 +414,6 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
-def announce_data(report: dict[str, Any], task_type: TaskType) -> None:
-    """Log the report on the data, and its warnings."""
-    logger.info("%s", report_table(report, task_type))
-    if report["skipped"]:
-        logger.warning(
-            "Skipped %s (%s); %s in the run's folder lists them.",
-            counted(report["skipped"], "invalid row"),
-            report["skipped_places"],
-            SKIPPED,
-        )
-    for warning in report_warnings(report, task_type):
-        logger.warning("%s", warning)
-
-
 def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> None:
     """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
     for name, found in scores.items():
@@ -448,11 +421,8 @@ def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> 
             answer = next(iter(found.predicted))
             logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
     if not fit["fitted"]:
-        logger.warning(
-            "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate.",
-            fit["metric"],
-            fit["score"],
-        )
+        told = "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate."
+        logger.warning(told, fit["metric"], fit["score"])
 
 
 # Several seeds --------------------------------------------------------------------------------------------------------
@@ -466,17 +436,11 @@ def train_seeds(
     overwrite: bool = False,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train with each seed in the folder ``seedN`` of ``config.output_dir``.
+    """Train with each seed in the folder ``seedN`` of ``config.output_dir``; returns the summary.
 
     Beside these folders are ``run.yaml``, which repeats all runs, once the first of them is finished, and
-    ``summary.json`` once all are.
-
-    Returns:
-        The summary: ``seeds``, ``n``, ``runs`` (their folders), ``task``, ``model``, ``method``, ``metric``, and
-        ``selection_score`` and ``all_scores`` with ``mean``, ``std`` (of n-1; None for one seed) and ``values``.
-
-    Raises:
-        AttendropError: As for :func:`train`, if possible before the first run starts; or a seed is given twice.
+    ``summary.json`` once all are. Raises AttendropError as :func:`train` does, if possible before the first run starts,
+    or if a seed is given twice.
     """
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(seed for seed in seeds if seeds.count(seed) > 1)} is given twice.")
@@ -484,7 +448,16 @@ def train_seeds(
     configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
     with locked(folder) if writes else nullcontext():
         if writes:
-            _check_summary(folder, replaces=resume or overwrite)
+            if read_run(folder) is not None:
+                raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
+            summary = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
+            begun = any((*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*")))
+            if strange := next((name for name in (RUN_FILE, SUMMARY) if not begun and (folder / name).exists()), None):
+                raise AttendropError(f"'{folder / strange}' was not written by attendrop; name another folder.")
+            if summary is not None and not (resume or overwrite):
+                raise AttendropError(
+                    f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
+                )
             for each in configs:
                 check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
         found = []
@@ -502,39 +475,24 @@ def train_seeds(
     return summary
 
 
-def _check_summary(folder: Path, *, replaces: bool) -> None:
-    """Refuse a folder that holds a run of one seed, files of others, or a summary that nothing ``replaces``."""
-    if read_run(folder) is not None:
-        raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
-    found = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
-    begun = any((*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*")))
-    if strange := next((name for name in (RUN_FILE, SUMMARY) if not begun and (folder / name).exists()), None):
-        raise AttendropError(f"'{folder / strange}' was not written by attendrop; name another folder.")
-    if found is not None and not replaces:
-        raise AttendropError(
-            f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
-        )
-
-
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Average the scores of runs that differ in their seed, given the ``metrics.json`` of each."""
+
+    def moments(values: list[float]) -> dict[str, Any]:
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return {"mean": statistics.fmean(values), "std": std, "values": values}
+
     first = runs[0]
+    scored, selected = first["all_scores"], first["selection_score"] is not None
     return {
         "seeds": [run["seed"] for run in runs],
         "n": len(runs),
         **{name: first[name] for name in ("task", "model", "method", "metric")},
-        "selection_score": None
-        if first["selection_score"] is None
-        else _moments([run["selection_score"] for run in runs]),
+        "selection_score": moments([run["selection_score"] for run in runs]) if selected else None,
         "all_scores": {
-            part: {name: _moments([run["all_scores"][part][name] for run in runs]) for name in scores}
-            for part, scores in first["all_scores"].items()
+            part: {name: moments([run["all_scores"][part][name] for run in runs]) for name in scores}
+            for part, scores in scored.items()
         },
         "baseline": first["baseline"],
         "runs": [run["output_dir"] for run in runs],
     }
-
-
-def _moments(values: list[float]) -> dict[str, Any]:
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "std": std, "values": values}

@@ -22,7 +22,7 @@ from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
-from attendrop.runs.model_loading import load_config, load_model_and_tokenizer, load_tokenizer
+from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
 from attendrop.runs.result_cache import cached, digest_of_model
@@ -170,7 +170,7 @@ class _Baseline:
         self.tokenizer = load_tokenizer(run.config.model, run.task)
         self._columns = cache(lambda rows: columns_of(encode(rows, run.task, self.tokenizer, run.config.max_length)))
         if name == FROZEN:  # loading it is not part of a fit, whose time is measured
-            self._frozen = load_model_and_tokenizer(run.config.model, run.task)
+            self._frozen = load_for(run.config.model, run.task)[:2]
             self._frozen_features = self.features_of(*self._frozen)
 
     def references(self, rows: Dataset) -> Array:
@@ -205,7 +205,7 @@ class _Baseline:
             features = self._frozen_features
             parts = dict(zip(("encoder", "tokenizer"), self._frozen, strict=True))
         else:
-            encoder, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
+            encoder, tokenizer = load_for(config.model, self.run.task)[:2]
             tune_on_pairs(encoder, tokenizer, task_type.texts(train), task_type.strata_of(train), config)
             features, parts = self.features_of(encoder, tokenizer), {"encoder": encoder, "tokenizer": tokenizer}
         columns, own, decision = self._columns(train), features(train), {"used": False}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range
-from attendrop.runs.config import PATH, RunConfig, check_fields, names, option
-from attendrop.runs.run_file import by_content
+from attendrop.runs.config import PATH, RunConfig, by_content, check_fields, names, option
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.units import (
     BASELINES,

@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attendrop.errors import AttendropError, check_choice, suggestion
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import convert_option, read_yaml
+from attendrop.runs.config import RunConfig, convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit, check_evaluation, check_number_of_runs, with_evaluation
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.inspection import check_files

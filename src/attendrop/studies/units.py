@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attendrop.errors import AttendropError, check_count
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import by_content
+from attendrop.runs.config import RunConfig, by_content
 from attendrop.wording import counted
 
 RUNS = "runs"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attendrop.errors import AttendropError
-from attendrop.runs.data_report import label_lines
+from attendrop.runs.data import label_lines
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.table import BadRows

@@ -16,7 +16,7 @@ from helpers.task_examples import FAMILIES
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from attendrop.runs.data_report import label_lines, label_warnings
+from attendrop.runs.data import label_lines, label_warnings
 from attendrop.tasks.base import TaskData, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.metrics import compute_scores, label_mapping, read_as

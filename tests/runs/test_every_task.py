@@ -1,30 +1,50 @@
-"""Every kind of task, from its run to the other commands: they work on its model, or are refused in words.
+"""Every kind of task, with every method and every command: they work on its models, or are refused in words.
 
-Two kinds and two commands run by default; all others are slow.
+A few cases run by default, with another method for each pair of a kind and a family of models; all others are slow.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet
 import pytest
+import torch
 from helpers import tiny
 from helpers.command_line import Captured
 from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
+from transformers import TrainerCallback
 
 import attendrop
-from attendrop import cli
-from attendrop.runs.config import RunConfig
+from attendrop import AttendropError, cli
+from attendrop.methods.core.registry import method_names
+from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.inference import predict
-from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
 from attendrop.studies.units import CHEAP
 from attendrop.support.files import finite
+from attendrop.tasks.row_scores import PREDICTIONS, RowScores
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+PAIRS = [(kind, family) for kind, example in EXAMPLES.items() for family in example.families]
+# Options with which a method acts in the first of few steps.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ad-drop": {"cross_tuning": False},
+    "attendout": {"dropout_step": 1},
+    "supert": {"search": 0.5, "fraction": 0.5},
+}
+# What is refused, by kind of task, family and method, "*" for any: a part of the message.
+REFUSED_METHODS: dict[tuple[str, str, str], str] = {
+    ("*", "albert", "layer-reinit"): "shares its layers",
+    ("*", "albert", "supert"): "shares its layers",
+}
 TEXT = "the cat sees a dog"
 # What the usage in the card reads, and what it makes of that.
 USAGE: dict[str, tuple[dict[str, Any], str]] = {
@@ -41,30 +61,33 @@ COMMANDS: dict[str, list[str]] = {
     "export --quantize int8": ["--output", "OUT/quantized"],
     "attend": [TEXT, "--output", "OUT/page.html"],
 }
-REFUSED: dict[str, tuple[str, ...]] = {
-    "translation": ("prune", "export", "export --quantize int8", "attend"),
-    "multiple-choice": ("attend",),
+REFUSED: dict[str, tuple[str, ...]] = {"translation": tuple(COMMANDS), "multiple-choice": ("attend",)}
+_ALL = {*CHEAP}
+BASELINES: dict[str, set[str]] = {"token-classification": {"majority"}, "multiple-choice": {"majority"}} | {
+    kind: _ALL for kind in ("classification", "regression", "multi-label-classification")
 }
-BASELINES: dict[str, set[str]] = {
-    "classification": {*CHEAP},
-    "regression": {*CHEAP},
-    "multi-label-classification": {*CHEAP},
-    "token-classification": {"majority"},
-    "multiple-choice": {"majority"},
-}
-
-
 KINDS = [pytest.param(kind, marks=() if place in (0, 5) else pytest.mark.slow) for place, kind in enumerate(EXAMPLES)]
+
+
+class Weights(TrainerCallback):
+    """The trained model, and its parameters when training began."""
+
+    def on_train_begin(self, *_: Any, model: Any, **__: Any) -> None:
+        self.model = model
+        self.before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def changed(self) -> list[str]:
+        return [name for name, value in self.model.named_parameters() if not torch.equal(value, self.before[name])]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("commands")
+    return tmp_path_factory.mktemp("tasks")
 
 
-def options(folder: Path, kind: str) -> dict[str, Any]:
+def options(folder: Path, kind: str, family: str = "") -> dict[str, Any]:
     """Options of a run on a few rows of a kind of task, whose files and model are written if need be."""
-    example, model = EXAMPLES[kind], folder / EXAMPLES[kind].families[0]
+    example, model = EXAMPLES[kind], folder / (family or EXAMPLES[kind].families[0])
     if not model.exists():
         FAMILIES[model.name](model)
     if not (folder / f"{kind}-dev.jsonl").exists():
@@ -73,14 +96,56 @@ def options(folder: Path, kind: str) -> dict[str, Any]:
     files = {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
     columns = {"text_columns": example.texts, "label_column": example.label or None}
     found = {**files, **columns, "model": str(model), "max_length": 24, "device": "cpu", "label_names": "none"}
-    return found | example.options
+    return found | {"batch_size": 8} | example.options
+
+
+# Methods --------------------------------------------------------------------------------------------------------------
+
+
+def cases() -> list[Any]:
+    """All cases; those of the default tests have another method for each pair."""
+    return [
+        pytest.param(*pair, method, marks=() if number == turn % len(PAIRS) and turn % 2 == 0 else pytest.mark.slow)
+        for number, pair in enumerate(PAIRS)
+        for turn, method in enumerate(method_names())
+    ]
+
+
+@pytest.mark.parametrize(("kind", "family", "method"), cases())
+def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, folder: Path, tmp_path: Path) -> None:
+    weights, run = Weights(), tmp_path / "run"
+    how = {"method": method, "options": OPTIONS.get(method, {}), "max_steps": 3, "learning_rate": 1e-2}
+    config = RunConfig(**options(folder, kind, family) | how, output_dir=str(run))
+    keys = product((kind, "*"), (family, "*"), (method, "*"))
+    message = next((REFUSED_METHODS[key] for key in keys if key in REFUSED_METHODS), None)
+    if message is not None:
+        with pytest.raises(AttendropError, match=message) as refused:
+            train(config)
+        assert re.fullmatch(r"\S[^\n]*\.", str(refused.value)), "a refusal is one line that ends with a full stop"
+        assert not run.exists()
+        return
+    metrics = train(config, keep_model=False, callbacks=[weights])
+    last = metrics["history"][-1]
+    assert math.isfinite(metrics["score"]) and math.isfinite(last["train_loss"])
+    assert last["regularized"] or method == "finetune"
+    assert any("att" in name.lower() for name in weights.changed())
+    # The score is kept by row, and so are the predictions.
+    found = RowScores.from_dict(metrics["row_scores"])
+    predictions = pyarrow.parquet.read_table(run / PREDICTIONS)["prediction"]
+    assert found.rows == len(predictions) == metrics["data"]["rows"]["dev"] and 2 <= len(found.values) <= found.rows
+    if found.values.dtype == bool:
+        assert found.values.mean() == metrics["score"]
+    assert np.isfinite(found.values).all()
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
 
 
 def trained(folder: Path, kind: str) -> Path:
     """Return the folder of a run that is resumed from its first epoch's checkpoint."""
     run = folder / f"run-{kind}"
     if not run.exists():
-        how = {"epochs": 2, "batch_size": 8, "method": "ad-drop", "options": {"cross_tuning": False}}
+        how = {"epochs": 2, "method": "ad-drop", "options": {"cross_tuning": False}}
         config = RunConfig(**options(folder, kind), **how, output_dir=str(run))
         with tiny.kept_checkpoints():
             train(config)
@@ -93,18 +158,6 @@ def trained(folder: Path, kind: str) -> Path:
     return run
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_ends_the_same_and_its_card_tells_how_to_use_it(folder: Path, kind: str) -> None:
-    run = trained(folder, kind)
-    card = (run / "README.md").read_text(encoding="utf-8")
-    assert "pipeline_tag: " in card
-    given, made = USAGE[kind]
-    names: dict[str, Any] = {"folder": str(run), **given}
-    for block in card.split("```python\n")[1:]:
-        exec(block.split("```")[0], names)
-    assert {"answers", made} <= names.keys()
-
-
 def score(run: Path, captured: Captured) -> Any:
     captured.readouterr()
     assert cli.main(["evaluate", str(run), "--device", "cpu", "--json"]) == 0
@@ -112,14 +165,16 @@ def score(run: Path, captured: Captured) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluate_repeats_the_score_of_a_run(folder: Path, kind: str, capsys: Captured) -> None:
-    run = trained(folder, kind)
-    assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_predictions_in_python_are_those_of_a_file(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_a_resumed_run_ends_the_same_and_is_used_as_its_card_says(
+    folder: Path, tmp_path: Path, kind: str, capsys: Captured
+) -> None:
     run, output, file = trained(folder, kind), tmp_path / "out.jsonl", folder / f"{kind}-dev.jsonl"
+    given, made = USAGE[kind]
+    names: dict[str, Any] = {"folder": str(run), **given}
+    for block in (run / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]:
+        exec(block.split("```")[0], names)
+    assert {"answers", made} <= names.keys()
+    assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
     predict(str(run), Source(file=str(file), device="cpu"), str(output))
     expected = [[*json.loads(line).values()][1] for line in output.read_text(encoding="utf-8").splitlines()]
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
