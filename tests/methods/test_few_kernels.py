@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendrop import ADDrop, AttendOut, FineTune, Method, Mixout, Scheduler, Vanilla, regularize
+from attendrop import ADDrop, AttendOut, Compose, FineTune, Method, Mixout, Scheduler, Vanilla, regularize
 from attendrop.attention.computation import AttentionComputation
 from attendrop.randomness.device_path import few_kernels
 from attendrop_methods import DropBlock
 from tests.helpers import zoo
 
-METHODS: dict[str, tuple[Method, int]] = {
+METHODS: dict[str, tuple[Any, ...]] = {
     "recorded": (ADDrop(layers="all", attribution="recorded", p=0.3, q=0.5), 3),
+    "recorded, rows cut to 2 tokens": (ADDrop(layers="all", attribution="recorded", p=0.9, q=1.0), 2, 2),
+    "recorded and random": (Compose([ADDrop(layers="all", attribution="recorded"), Vanilla(p=0.5)]), 3),
     "separate pass": (ADDrop(layers="all", p=0.3, q=0.5), 1),
     "low": (ADDrop(layers="all", p=0.3, q=0.5, direction="low"), 1),
     "integrated": (ADDrop(layers="all", attribution="integrated_gradient", p=0.3, q=0.5), 1),
@@ -30,14 +32,18 @@ METHODS: dict[str, tuple[Method, int]] = {
 }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, family: str, method: Method, steps: int) -> tuple[list[Tensor], list[Any]]:
-    """The masks of all layers in some steps, and the losses, gradients and dropped fractions."""
+def run(
+    monkeypatch: pytest.MonkeyPatch, family: str, method: Method, steps: int, cut: int = 0
+) -> tuple[list[Tensor], list[Any]]:
+    """The masks of all layers in some steps, then losses, gradients and dropped fractions; the last step may be cut."""
     masks: list[Tensor] = []
     attend = AttentionComputation.attend
 
     def attending(self: AttentionComputation, edit: Any) -> Any:
         if edit.drop is not None and torch.is_grad_enabled():
             masks.append(edit.drop.expand(self.shape).clone())
+            if edit.in_part and self.valid is not None:
+                assert ((self.valid & ~edit.drop).any(-1) | ~self.valid.any(-1)).all()
         return attend(self, edit)
 
     monkeypatch.setattr(AttentionComputation, "attend", attending)
@@ -45,7 +51,9 @@ def run(monkeypatch: pytest.MonkeyPatch, family: str, method: Method, steps: int
     found: list[Any] = []
     with regularize(model, method, total_steps=8) as reg:
         reg.set_epoch(1)
-        for _ in range(steps):
+        for step in range(steps):
+            if cut and step == steps - 1:
+                batch = {key: value if key == "labels" else value[:, :cut] for key, value in batch.items()}
             loss = reg.loss(batch, rows=range(3) if method.needs_rows else None)
             loss.backward()
             reg.step()

@@ -18,8 +18,7 @@ from attendrop.methods import weights as weight_methods
 from attendrop.methods.core.parameters import _Mix, projection_weights
 from attendrop.methods.weights import fisher_information, layer_parameters, lowest
 from attendrop.randomness.keyed_random import sample_parameter_mask
-from attendrop.training.labelled_data import LabelledBatches
-from attendrop.training.regularization import Regularization
+from attendrop.training.regularization import LabelledBatches, Regularization
 
 
 def test_the_gradient_is_that_of_the_formula() -> None:
