@@ -71,6 +71,7 @@ from attendrop.methods.core.plans import DroppedScores as DroppedScores
 from attendrop.methods.core.plans import RandomMaskPlan as RandomMaskPlan
 from attendrop.methods.core.plans import WordPlan as WordPlan
 from attendrop.methods.core.plans import loss_gradients as loss_gradients
+from attendrop.methods.core.plans import sample_layers as sample_layers
 from attendrop.methods.core.plans import token_uniform as token_uniform
 from attendrop.randomness.candidates import candidate_region as candidate_region
 from attendrop.randomness.candidates import floor_fraction as floor_fraction

@@ -39,6 +39,7 @@ from attendrop.extend import (
     normal,
     option,
     positive,
+    sample_layers,
     sample_mask,
     token_uniform,
     uniform,
@@ -408,20 +409,15 @@ class UniDrop(Method):
             raise AttendropError(
                 f"features={self.features!r}: {type(context.model).__name__} has no feed-forward for 2."
             )
-        return _Features(self, context, self._skipped(context) if self.structure else set())
-
-    def _skipped(self, context: StepContext) -> set[str]:
-        """Sample the blocks to skip, the same in all processes, and report them."""
         keys = [block.key for block in context.adapter.blocks if block.skippable and block.attention_layers]
-        if not keys:
+        if self.structure and not keys:
             raise AttendropError(
                 f"structure={self.structure}: no block of {type(context.model).__name__} can be left out; set "
                 "structure=0."
             )
-        skipped = {key for key in keys if context.key.uniform(f"layer/{key}") < self.structure}
-        for key in keys:
-            context.report(key, torch.tensor(int(key in skipped)), torch.tensor(1))
-        return skipped
+        return _Features(
+            self, context, sample_layers(context, self.structure, keys, "layer/") if self.structure else set()
+        )
 
 
 def _places(features: object) -> tuple[int, ...]:

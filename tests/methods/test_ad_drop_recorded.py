@@ -209,6 +209,16 @@ def test_passes_of_one_step_drop_what_earlier_steps_recorded() -> None:
             assert reg.logs()["ad_drop/recorded"] == expected
 
 
+def test_with_cross_tuning_plain_epochs_record_and_the_others_drop() -> None:
+    batch = zoo.batch_of("bert")
+    with regularize(zoo.build("bert"), ADDrop(p=0.4, q=1.0, cross_tuning=True, **ON)) as reg:
+        for epoch in range(2):
+            reg.set_epoch(epoch)
+            reg.loss(batch, rows=[0, 1, 2]).backward()
+            reg.step()
+            assert (reg.logs().get("ad_drop/dropped", 0) > 0) == (epoch == 1)
+
+
 def test_a_method_that_goes_back_to_the_start_discards_the_records() -> None:
     """Super tickets search in the first two of four steps."""
     batch, model = zoo.batch_of("bert"), zoo.build("bert")

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 
 from attendrop.extend import (
     LAYERS,
@@ -30,6 +29,7 @@ from attendrop.extend import (
     StepContext,
     choice,
     option,
+    sample_layers,
     unit_interval,
 )
 from attendrop.wording import counted
@@ -294,7 +294,7 @@ class LayerDrop(Method):
         blocks = [block.key for block in context.adapter.blocks if block.skippable and block.key in chosen]
         if not blocks:
             raise AttendropError(f"layers={self.layers!r}: none of these layers can be left out.")
-        return Skipping(_sampled(context, self.p, blocks, "layer/"))
+        return Skipping(sample_layers(context, self.p, blocks, "layer/"))
 
 
 class Skipping(Plan):
@@ -306,14 +306,6 @@ class Skipping(Plan):
 
     def block(self, block: Block) -> BlockEdit | None:
         return BlockEdit(skip=True) if block.attention_layers and block.key in self.keys else None
-
-
-def _sampled(context: StepContext, p: float, keys: Sequence[str], prefix: str = "") -> set[str]:
-    """Sample the layers to drop, each with probability ``p``, equal in all processes, and report them."""
-    dropped = {key for key in keys if context.key.uniform(f"{prefix}{key}") < p}
-    for key in keys:
-        context.report(key, torch.tensor(int(key in dropped)), torch.tensor(1))
-    return dropped
 
 
 @dataclass(frozen=True)
@@ -345,4 +337,4 @@ class AttentionLayerDrop(Method):
 
     def plan(self, context: StepContext) -> Plan:
         keys = [layer.key for layer in self.selected_layers(context.adapter.attention_layers)]
-        return ConstantAttention(_sampled(context, self.p, keys))
+        return ConstantAttention(sample_layers(context, self.p, keys))

@@ -259,6 +259,14 @@ class WordPlan(Plan):
         return self.change(embedded, real_tokens(self.context.inputs.get("attention_mask"), embedded))
 
 
+def sample_layers(context: StepContext, p: float, keys: Sequence[str], prefix: str = "") -> set[str]:
+    """Sample the layers or blocks to drop, each with probability ``p``, equal in all processes, and report them."""
+    dropped = {key for key in keys if context.key.uniform(f"{prefix}{key}") < p}
+    for key in keys:
+        context.report(key, torch.tensor(int(key in dropped)), torch.tensor(1))
+    return dropped
+
+
 def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:
     """Sample a number from (0, 1) for each token, ``(batch, n)``, counted from the first that is ``valid``."""
     first = valid.int().argmax(-1)
