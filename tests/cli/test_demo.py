@@ -13,7 +13,7 @@ from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
 from attendrop.cli import demo
-from attendrop.cli.demo_messages import generate_messages, write_messages
+from attendrop.cli.demo import generate_messages, write_messages
 from attendrop.studies.comparison import Comparison
 
 SHA256 = {
@@ -63,9 +63,7 @@ def test_the_demonstration_is_a_comparison(tmp_path: Path, capsys: Captured, mon
 @pytest.mark.slow
 def test_the_demonstration_answers(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = generate_messages()
-    monkeypatch.setattr(
-        "attendrop.cli.demo_messages.generate_messages", lambda draw, test_rows: (rows[0], rows[1][:96])
-    )
+    monkeypatch.setattr("attendrop.cli.demo.generate_messages", lambda draw, test_rows: (rows[0], rows[1][:96]))
     model = tiny.save_tiny_bert(tmp_path / "model")
     monkeypatch.setattr(demo, "SETTINGS", [*demo.SETTINGS, "--max-steps", "2", "--max-length", "24"])
     asked = ["demo", "--model", str(model), "--seeds", "1", "--workers", "0", "--output-dir", str(tmp_path / "demo")]

@@ -17,13 +17,13 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
-from attendrop.cli.console import messages
+from attendrop.cli.app import messages
 from attendrop.cli.progress import StudyProgress
 from attendrop.runs.config import default_output_dir
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
-from attendrop.studies.units import Event, Unit
+from attendrop.studies.run_specs import Event, RunSpec
 from attendrop.support.files import check_output
 from attendrop.tasks.table import BadRows, read_table
 
@@ -216,7 +216,7 @@ def test_a_command_warns_once_of_a_file(folder: Path, capsys: Captured) -> None:
     with messages(quiet=True) as console, closing(StudyProgress(console, quiet=True)) as progress:
         for text in ("of a file", "of a file", "of another"):
             warnings.warn(text, stacklevel=1)
-            progress(Event("warning", Unit(tiny.config(folder)), Path("run"), text=text))  # a worker read it, too
+            progress(Event("warning", RunSpec(tiny.config(folder)), Path("run"), text=text))  # a worker read it, too
             logging.getLogger("attendrop.somewhere").warning("of a run")
     shown = capsys.readouterr().err.splitlines()
     run = "Warning: of a run"

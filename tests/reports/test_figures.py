@@ -134,7 +134,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert values(gain, "difference [95 %]")[1][0].startswith("+0.100 [+")
     assert values(gain, "difference [95 %]")[2][0].startswith("-0.505")
     beyond = " What is beyond the frame stands among the values."
-    assert gain.caption.endswith(f"Bars: 95 % intervals on new rows.{beyond}")
+    assert gain.caption.endswith(f"Bars: 95 % CI (seeds × examples).{beyond}")
     low, high = encoding(gain, "y")["scale"]["domain"]
     assert -0.2 < low < 0 < 0.1 < high
     assert values(scores, "method", "accuracy", "95 % interval beside the reference")[:2] == [
@@ -280,4 +280,4 @@ def test_bars_of_runs_without_scores_by_row_are_not_said_to_hold_on_new_rows(tmp
     write_runs(tmp_path, "r-drop", AHEAD)
     write_runs(tmp_path, "mixout", AHEAD, row_scores=None)
     for kind in ("scores", "cost_gain"):
-        assert "intervals on new rows (on these rows, of runs without scores by row)" in made(tmp_path)[kind].caption
+        assert "95 % CI (seeds × examples; seeds only, of runs without scores by row)" in made(tmp_path)[kind].caption

@@ -21,7 +21,7 @@ from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
-from attendrop.studies.units import CHEAP
+from attendrop.studies.run_specs import CHEAP
 from attendrop.support.files import finite
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

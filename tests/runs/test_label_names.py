@@ -19,7 +19,7 @@ from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import open_runner
-from attendrop.studies.units import Unit
+from attendrop.studies.run_specs import RunSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -206,10 +206,10 @@ def test_runs_without_names_keep_their_folder_in_a_study_and_files_of_names_have
     (named / "names.csv").write_text(FILE)
     (named / "others.csv").write_text("label,text\nred,green\n")
     given = ("none", "auto", str(named / "names.csv"), str(named / "others.csv"))
-    units = [Unit(config(named, label_names=each)) for each in given]
+    specs = [RunSpec(config(named, label_names=each)) for each in given]
     with open_runner(named / "study", workers=0) as runner:
-        assert len({runner.folder_of(unit) for unit in units}) == len(given)
-    assert units[0].key() == Unit(units[0].config.filled(label_names=None)).key()  # as before there was the option
+        assert len({runner.folder_of(spec) for spec in specs}) == len(given)
+    assert specs[0].key() == RunSpec(specs[0].config.filled(label_names=None)).key()  # as before there was the option
     for elsewhere in ({"label_type": "number"}, {"text_columns": ("text", "other")}):
         assert config(named, **elsewhere).label_names is None
 

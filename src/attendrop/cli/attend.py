@@ -7,9 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Device, Json, MethodSettings, Overwrite, Quiet, TextPair, app, show
-from attendrop.cli.console import messages
-from attendrop.cli.run_options import path_argument, read_settings
+from attendrop.cli.app import (
+    Device,
+    Json,
+    MethodSettings,
+    Overwrite,
+    Quiet,
+    TextPair,
+    app,
+    messages,
+    path_argument,
+    read_settings,
+    show,
+)
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.run_folder import input_files, read_run
@@ -58,34 +68,18 @@ def attend(
         )
         page = attention_page(folder.absolute().name, stages, shown, attribution)
     write_text(file, page)
-    found: dict[str, Any] = {
-        "model": model,
-        "output": str(file),
-        "bytes": len(page.encode()),
-        "method": None if stages.method is None else stages.method.name,
-        "texts": [
-            {
-                "text": each.text,
-                "tokens": each.tokens,
-                "note": each.note,
-                "predictions": {
-                    stage.name: dict(maps.prediction) for stage, maps in zip(stages.stages, each.stages, strict=True)
-                },
-                "predicted": [maps.predicted for maps in each.stages],
-            }
-            for each in shown
-        ],
-    }
-    show(found, _summary(found), quiet=quiet, as_json=as_json)
-
-
-def _summary(found: dict[str, Any]) -> str:
+    texts: list[dict[str, Any]] = []
     lines = []
-    for text in found["texts"]:
-        lines.append(f"{text['text']} ({text['tokens']} tokens)")
-        lines += [f"  {stage}: {answer}" for stage, answer in zip(text["predictions"], text["predicted"], strict=True)]
-    lines.append(
-        "No method drops anything." if found["method"] is None else f"Crossed out: what {found['method']} drops."
-    )
-    lines.append(f"Wrote {found['output']}, {found['bytes'] / 1e6:.1f} MB; open it in a browser.")
-    return "\n".join(lines)
+    for each in shown:
+        of_stages = list(zip(stages.stages, each.stages, strict=True))
+        found: dict[str, Any] = {"text": each.text, "tokens": each.tokens, "note": each.note}
+        found["predictions"] = {stage.name: dict(maps.prediction) for stage, maps in of_stages}
+        texts.append(found | {"predicted": [maps.predicted for maps in each.stages]})
+        lines.append(f"{each.text} ({each.tokens} tokens)")
+        lines += [f"  {stage.name}: {maps.predicted}" for stage, maps in of_stages]
+    crossed = None if stages.method is None else stages.method.name
+    lines.append("No method drops anything." if crossed is None else f"Crossed out: what {crossed} drops.")
+    size = len(page.encode())
+    lines.append(f"Wrote {file}, {size / 1e6:.1f} MB; open it in a browser.")
+    found = {"model": model, "output": str(file), "bytes": size, "method": crossed, "texts": texts}
+    show(found, "\n".join(lines), quiet=quiet, as_json=as_json)

@@ -1,23 +1,37 @@
-"""`attendrop compare`."""
+"""`attendrop compare` and `attendrop study`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, Ray, Workers, app, show
-from attendrop.cli.console import messages
+from attendrop.cli.app import (
+    DATA,
+    Groups,
+    Json,
+    Quiet,
+    Ray,
+    Workers,
+    app,
+    file_argument,
+    messages,
+    one_file,
+    path_argument,
+    show,
+    with_run_options,
+)
 from attendrop.cli.inspect import announce_files
-from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, checked, names
 from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
-from attendrop.studies.units import REFERENCE, check_evaluation, check_workers
+from attendrop.studies.executor import LOCAL, RAY
+from attendrop.studies.run_specs import REFERENCE, REPORTS, with_evaluation
 
 _DATA = Groups(
     *DATA,
@@ -55,29 +69,24 @@ def compare(
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
-    if ray is None:
-        check_workers(workers)
     train_file = one_file(file, "--train-file", data.get("train_file"))
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))
     points = _points(settings or [], named[-1] if named else "METHOD")
-    if named:
-        _check_compared(points, named)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
-    run |= {"train_file": train_file}
-    check_evaluation(run)
+    run = with_evaluation(run | {"train_file": train_file})
     config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
 
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.compare import run_comparison
-    from attendrop.studies.executor import LOCAL
 
     named = named or tuple(default_methods())
-    _check_compared(points, named)
+    if absent := next((name for name in points if name not in named), None):
+        raise AttendropError(f"--set {absent}: method '{absent}' is not compared; add it to --methods.")
     methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
     comparison = Comparison(config=config, methods=methods, **search, **output)
     with messages(quiet=quiet) as console, closing(StudyProgress(console, quiet=quiet)) as progress:
-        backend = LOCAL if ray is None else f"ray:{ray}"
+        backend = LOCAL if ray is None else f"{RAY}{ray}"
         outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)
     show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
 
@@ -97,6 +106,38 @@ def _points(given: list[str], example: str) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def _check_compared(points: Collection[str], names: Collection[str]) -> None:
-    if absent := next((name for name in points if name not in names), None):
-        raise AttendropError(f"--set {absent}: method '{absent}' is not compared; add it to --methods.")
+@app.command()
+def study(
+    file: Annotated[str, path_argument("YAML file of data, methods and seeds.", "FILE")],
+    output_dir: Annotated[str | None, typer.Option(help="Folder of the study.", show_default="runs/FILE")] = None,
+    workers: Workers = None,
+    ray: Ray = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
+    from attendrop.studies.study import default_folder, read_study, run_study
+
+    found = read_study(file, on_data=None if dry_run else partial(announce_files, quiet=True))
+
+    from attendrop.cli.progress import StudyProgress
+    from attendrop.studies.method_rows import method_label
+
+    if dry_run:
+        listed = [
+            {"setting": each.name, "method": method_label(spec.described()), "seed": spec.config.seed}
+            for each in found.settings
+            for spec in each.specs
+        ]
+        lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
+        show(listed, "\n".join([*lines, f"{len(found.specs)} runs"]), quiet=quiet, as_json=as_json)
+        return
+    folder, runs = Path(output_dir or default_folder(file)), len(found.specs)
+    with messages(quiet=quiet) as console, closing(StudyProgress(console, runs, quiet=quiet)) as progress:
+        backend = LOCAL if ray is None else f"{RAY}{ray}"
+        report = run_study(found, folder, file=file, workers=workers, backend=backend, on_event=progress)
+    text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
+    show(report.as_dict(), text, quiet=quiet, as_json=as_json)
+    if report.failed:
+        raise typer.Exit(1)

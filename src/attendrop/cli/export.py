@@ -1,15 +1,13 @@
-"""`attendrop export`."""
+"""`attendrop export` and `attendrop push`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import DataDir, Json, Quiet, app, show
-from attendrop.cli.console import messages, size
-from attendrop.cli.run_options import path_argument
-from attendrop.wording import interval_of, score_text
+from attendrop.cli.app import DataDir, Json, Quiet, RunFolder, app, messages, path_argument, show, size
+from attendrop.wording import counted, interval_of, score_text
 
 
 @app.command()
@@ -34,17 +32,28 @@ def export(
 
     with messages(quiet=True):
         found = export_run(run, output, format=format_, quantize=quantize, overwrite=overwrite, data_dir=data_dir)
-    show(found, _summary(found), quiet=quiet, as_json=as_json)
-
-
-def _summary(found: dict[str, Any]) -> str:
-    wrote = f"Wrote {found['output']}, {size(found['bytes'])}."
+    shown = f"Wrote {found['output']}, {size(found['bytes'])}."
     if "difference" in found:
-        wrote += f" On example inputs its logits are within {found['difference']:.1e} of the model's."
-    loss = found.get("loss")
-    if loss is None:
-        return wrote
-    before, after = (score_text(loss[when], loss["before"]) for when in ("before", "after"))
-    scores = f"{loss['metric'].replace('_', ' ')} {before} -> {after}"
-    interval = f"95 % interval of the difference: {interval_of(loss['difference'], loss['before'])}"
-    return f"{wrote}\nint8: {scores} on {loss['rows']} rows of {loss['set']} ({interval})."
+        shown += f" On example inputs its logits are within {found['difference']:.1e} of the model's."
+    if (loss := found.get("loss")) is not None:
+        before, after = (score_text(loss[when], loss["before"]) for when in ("before", "after"))
+        interval = f"95 % interval of the difference: {interval_of(loss['difference'], loss['before'])}"
+        scores = f"{loss['metric'].replace('_', ' ')} {before} -> {after} on {loss['rows']} rows of {loss['set']}"
+        shown += f"\nint8: {scores} ({interval})."
+    show(found, shown, quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def push(
+    run: RunFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/model.")],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Upload a model, its tokenizer and its card, on which its scores are, to the Hugging Face hub; nothing else."""
+    from attendrop.runs.hub import push_run
+
+    with messages(quiet=quiet):
+        found = push_run(run, name, public=public)
+    show(found, f"{found['url']}: {counted(len(found['files']), 'file')}", quiet=quiet, as_json=as_json)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
 
-from attendrop.cli.app import Json, app, show
-from attendrop.cli.console import lines_of, messages
-from attendrop.cli.run_options import path_argument
+from attendrop.cli.app import Json, app, lines_of, messages, path_argument, show
 from attendrop.wording import aligned, counted
-
-if TYPE_CHECKING:
-    from attendrop.methods.core.base import Method
 
 
 @app.command()
@@ -31,43 +26,32 @@ def methods(
     classes = [get_method(each) for each in names]
     if name is not None and len(classes) > 1:
         build_method(name)  # raises if they cannot be combined
-    found, table = [], Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
+    table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
+    found, explained = [], []
     for each in classes:
-        m = each.info
+        m, options = each.info, described(each)
         about = {"name": m.name, "summary": m.summary, "acts_on": list(m.acts_on), "paper": m.paper}
-        found.append(about | {"evidence": m.measured(), "options": described(each)})
+        found.append(about | {"evidence": m.measured(), "options": options})
         authors, year, _ = m.paper.partition(")")  # without the title, which `methods NAME` has
         table.add_row(m.name, m.summary, authors + year)
-    show(found, table if name is None else "\n\n".join(map(_explanation, classes)), as_json=as_json)
-
-
-def _explanation(method: type[Method]) -> str:
-    """Format a method's documentation, with its options in a table."""
-    from attendrop.methods.core.options import described
-
-    rows = [["option", "type", "default", "range"]]
-    for name, found in described(method).items():
-        kind = "list" if "Sequence" in found["type"] else found["type"]
-        rows.append([name, kind, _default(found["default"]), found["range"]])
-    options = "\n".join(aligned(rows)) if len(rows) > 1 else "No options."
-    info = method.info
-    measured = f"{info.measured()}\n\n" if info.evidence else ""
-    return f"{info.name}: {info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
+        rows = [["option", "type", "default", "range"]]
+        for option, about_it in options.items():
+            kind = "list" if "Sequence" in about_it["type"] else about_it["type"]
+            rows.append([option, kind, _default(about_it["default"]), about_it["range"]])
+        listed = "\n".join(aligned(rows)) if options else "No options."
+        measured = f"{m.measured()}\n\n" if m.evidence else ""
+        explained.append(f"{m.name}: {m.summary}\n\n{measured}{listed}\n\n{inspect.cleandoc(each.__doc__ or '')}")
+    show(found, table if name is None else "\n\n".join(explained), as_json=as_json)
 
 
 def _default(default: object) -> str:
     """Format a default as it is written on the command line."""
-    match default:
-        case bool():
-            return str(default).lower()
-        case "":
-            return "''"
-        case tuple() if any(isinstance(item, tuple) for item in default):
-            return ";".join(_default(item) for item in default)
-        case tuple():
-            return ",".join(map(str, default))
-        case _:
-            return str(default)
+    if isinstance(default, tuple):
+        separator = ";" if any(isinstance(item, tuple) for item in default) else ","
+        return separator.join(map(_default, default))
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "''" if default == "" else str(default)
 
 
 @app.command()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Overwrite, Quiet, RunFolder, app, show
-from attendrop.cli.console import messages
+from attendrop.cli.app import Json, Overwrite, Quiet, RunFolder, app, messages, show
 from attendrop.errors import AttendropError
 
 if TYPE_CHECKING:

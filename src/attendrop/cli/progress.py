@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.cli.console import MessageConsole
+from attendrop.cli.app import PlainConsole
 from attendrop.methods.core.registry import get_method
 from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.studies.units import Event
+from attendrop.studies.run_specs import Event
 from attendrop.wording import score_text
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class StudyProgress:
     takes none.
     """
 
-    def __init__(self, console: MessageConsole, runs: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, console: PlainConsole, runs: int = 0, *, quiet: bool = False) -> None:
         self.console, self.quiet, self.runs = console, quiet, runs
         self.ended: dict[Path, str] = {}  # the kinds of the last events
         self.parts: dict[Path, float] = {}  # of running runs, what is done

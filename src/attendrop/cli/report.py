@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Device, Json, Overwrite, Quiet, TextPair, app, show
-from attendrop.cli.run_options import path_argument
+from attendrop.cli.app import Device, Json, Overwrite, Quiet, TextPair, app, messages, path_argument, show
 from attendrop.errors import AttendropError
 
 
@@ -36,7 +35,6 @@ def report(
     """Make tables, figures and an HTML page of finished runs, with the attention of the model that was kept."""
     if no_viewer and (text or text_pair):
         raise AttendropError("--no-viewer shows no texts; omit it, or --text.")
-    from attendrop.cli.console import messages
     from attendrop.reports.attention_viewer import ViewerOptions
     from attendrop.reports.report import PAGE, write_report
 

@@ -10,10 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, MethodSettings, Quiet, app, show
-from attendrop.cli.console import lines_of, messages, size
+from attendrop.cli.app import (
+    DATA,
+    Groups,
+    Json,
+    MethodSettings,
+    Quiet,
+    app,
+    file_argument,
+    lines_of,
+    messages,
+    one_file,
+    read_settings,
+    show,
+    size,
+    with_run_options,
+)
 from attendrop.cli.inspect import announce_files
-from attendrop.cli.run_options import DATA, Groups, file_argument, one_file, read_settings, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
 from attendrop.runs.run_file import convert_option, folder_of_run, preset, read_run_file, read_yaml
@@ -122,27 +135,22 @@ def _read_run(
     of_method = dict(of_preset.get("options", {}))
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})
-    if options_file is not None:
-        of_method |= _options_of(options_file, method)
+    if options_file is not None:  # ``{"p": 0.3}``, or with ``method``, as ``patterns --fit`` writes
+        given = read_yaml(options_file, "options file")
+        if isinstance(given, dict) and given.keys() == {"method", "options"}:
+            if given["method"] != method:
+                raise AttendropError(
+                    f"The options file '{options_file}' is for method {given['method']!r}; add --method "
+                    f"{given['method']}, or name another file."
+                )
+            given = given["options"]
+        if not isinstance(given, dict):
+            raise AttendropError(f"The options file '{options_file}' must hold an object such as {{\"p\": 0.3}}.")
+        of_method |= {str(name).replace("-", "_"): value for name, value in given.items()}
     seeds = convert_option("--seed", "seed", line["seed"]) if "seed" in line else file.get("seed", [0])
     options |= {"options": of_method | read_settings(settings), "seed": seeds[0]}
     options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
     return RunConfig(**options, on_data=check), seeds
-
-
-def _options_of(file: str, method: str) -> dict[str, Any]:
-    """Read a file of options, JSON or YAML: ``{"p": 0.3}``, or with ``method``, as ``patterns --fit`` writes."""
-    found = read_yaml(file, "options file")
-    if isinstance(found, dict) and found.keys() == {"method", "options"}:
-        if found["method"] != method:
-            raise AttendropError(
-                f"The options file '{file}' is for method {found['method']!r}; add --method {found['method']}, or name "
-                "another file."
-            )
-        found = found["options"]
-    if not isinstance(found, dict):
-        raise AttendropError(f"The options file '{file}' must hold an object such as {{\"p\": 0.3}}.")
-    return {str(name).replace("-", "_"): value for name, value in found.items()}
 
 
 # What is printed at the end -------------------------------------------------------------------------------------------
@@ -150,19 +158,24 @@ def _options_of(file: str, method: str) -> dict[str, Any]:
 
 def run_summary(metrics: Mapping[str, Any]) -> str:
     """Summarise a run: rows, what the method did, scores, protocol, and where the model is."""
+    from attendrop.cli.progress import dropped_fraction
     from attendrop.methods.core.registry import build_method
     from attendrop.runs.model_card import scored_once
 
-    data, metric = metrics["data"], metrics["metric"].replace("_", " ")
-    lines = {
-        "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
-        "regularised": _acted(metrics),
-    }
+    data, metric, history = metrics["data"], metrics["metric"].replace("_", " "), metrics["history"]
+    acted, epochs = "no epoch", [entry for entry in history if entry["regularized"]]
+    if epochs:
+        numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
+        acted = f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(history)}"
+    for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
+        fractions = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
+        acted += f"; {dropped_fraction(method, statistics.fmean(fractions))} there"
+    lines = {"rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()), "regularised": acted}
     lines |= build_method(metrics["method"], metrics["options"]).summary_lines(metrics)
     if metrics["config"]["lora"] is not None:
         trained, total = metrics["parameters"]["trained"], metrics["parameters"]["total"]
         lines["adapter"] = f"LoRA of rank {metrics['config']['lora']['r']}; {trained:,} of {total:,} parameters trained"
-    lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
+    lines["epoch kept"] = f"{metrics['best_epoch']} of {len(history)}"
     if data["selected_on"] is None:
         lines["epoch kept"] += ", the last"
     if metrics["selection"] is not None:
@@ -170,9 +183,9 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     if metrics["selection_score"] is not None and data["selected_on"] != "dev":
         held_out = f"with {counted(data['rows']['selection'], 'row')} held out"
         lines["selection score"] = f"{metric} {score_text(metrics['selection_score'])}, {held_out}"
-    lines |= {"train score": f"{metrics['train_fit']['metric']} {score_text(metrics['train_fit']['score'])}"}
+    lines["train score"] = _scores({metrics["train_fit"]["metric"]: metrics["train_fit"]["score"]})
     lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
-    lines |= {f"{part} baseline": _baseline(found) for part, found in metrics.get("baseline", {}).items()}
+    lines |= _baselines(metrics.get("baseline", {}))
     if not metrics["all_scores"]:
         lines["score"] = "none: there is no eval-file"
     lines["protocol"] = {
@@ -193,42 +206,26 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
 
 def seeds_summary(summary: Mapping[str, Any]) -> str:
     """Summarise runs that differ in their seed: mean and standard deviation of each score."""
+
+    def moments(name: str, found: Mapping[str, Any]) -> str:
+        mean, std, *each = (score_text(v, found["mean"]) for v in (found["mean"], found["std"], *found["values"]))
+        return f"{name.replace('_', ' ')} {mean} ± {std} ({' '.join(each)})".lstrip()
+
     lines = {"seeds": ", ".join(map(str, summary["seeds"]))}
     if summary["selection_score"] is not None:
-        lines["selection"] = _moments(summary["metric"], summary["selection_score"])
+        lines["selection"] = moments(summary["metric"], summary["selection_score"])
     for part, scores in summary["all_scores"].items():
-        lines |= {f"{part} {name.replace('_', ' ')}": _moments("", found) for name, found in scores.items()}
-    lines |= {f"{part} baseline": _baseline(found) for part, found in summary["baseline"].items()}
-    lines["runs"] = ", ".join(summary["runs"])
-    title = (
-        f"{summary['model']} on {summary['task']} with {summary['method']}, mean ± std (n-1) of {summary['n']} seeds"
-    )
-    return f"{title}\n{lines_of(lines)}"
+        lines |= {f"{part} {name.replace('_', ' ')}": moments("", found) for name, found in scores.items()}
+    lines |= _baselines(summary["baseline"]) | {"runs": ", ".join(summary["runs"])}
+    seeds = f"mean ± std (n-1) of {summary['n']} seeds"
+    return f"{summary['model']} on {summary['task']} with {summary['method']}, {seeds}\n{lines_of(lines)}"
 
 
-def _moments(name: str, found: Mapping[str, Any]) -> str:
-    mean, std, *each = (score_text(value, found["mean"]) for value in (found["mean"], found["std"], *found["values"]))
-    return f"{name.replace('_', ' ')} {mean} ± {std} ({' '.join(each)})".lstrip()
-
-
-def _baseline(found: Mapping[str, Any]) -> str:
-    """Format the scores of a constant prediction."""
-    answer = f"{found['answer']:.3g}" if isinstance(found["answer"], float) else repr(found["answer"])
-    return f"{_scores(found['scores'])} (always {answer})"
-
-
-def _acted(metrics: Mapping[str, Any]) -> str:
-    from attendrop.cli.progress import dropped_fraction
-
-    epochs = [entry for entry in metrics["history"] if entry["regularized"]]
-    if not epochs:
-        return "no epoch"
-    numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
-    text = f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}"
-    for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
-        fractions = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
-        text += f"; {dropped_fraction(method, statistics.fmean(fractions))} there"
-    return text
+def _baselines(found: Mapping[str, Any]) -> dict[str, str]:
+    """Format the scores of a constant prediction on each set."""
+    answers = {part: each["answer"] for part, each in found.items()}
+    shown = {part: f"{value:.3g}" if isinstance(value, float) else repr(value) for part, value in answers.items()}
+    return {f"{part} baseline": f"{_scores(each['scores'])} (always {shown[part]})" for part, each in found.items()}
 
 
 def _scores(scores: Mapping[str, float]) -> str:

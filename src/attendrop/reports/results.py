@@ -16,8 +16,8 @@ from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import read_failures
 from attendrop.studies.method_rows import has_score, method_label, scored_data
+from attendrop.studies.run_specs import COMPARED, LABEL, REFERENCE, RUNS
 from attendrop.studies.study import OverallRow, overall_rows
-from attendrop.studies.units import COMPARED, LABEL, REFERENCE, RUNS
 from attendrop.wording import counted, score_text
 
 # Options in which the runs of one setting may differ.
@@ -266,7 +266,7 @@ def _of_one_run(setting: ReportedSetting, run: ReportedRun) -> ReportedSetting:
         scores.append(f"{metric} {score_text(found[metric])} on {part}{always}")
     told = "; ".join(scores) or "no score, since no rows were held out for one"
     sentence = f"A run of {run.label} with seed {run.seed}: {told}."
-    return replace(setting, answer=replace(setting.answer, sentences=(sentence,), notes=(), shifted=None))
+    return replace(setting, answer=replace(setting.answer, sentences=(sentence,), notes=(), ood=None))
 
 
 def _answer(runs: Sequence[ReportedRun], reference: str, failed: Sequence[Mapping[str, Any]] = ()) -> Answer:

@@ -1,7 +1,7 @@
 """Options of a training run: their only declaration, and what makes it one.
 
 A field of a dataclass declares an option by :func:`option`: its help, allowed values and default. From the fields of
-:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files
+:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.app`), ``run.yaml`` and study files
 (:mod:`attendrop.runs.run_file`), ``docs/options.md`` and the errors are made.
 """
 
@@ -284,7 +284,7 @@ class RunConfig:
     ood: bool | None = option(
         None,
         "held_out",
-        "Also score on rows unlike the training rows: whole groups of similar texts, held out.",
+        "Also score an out-of-distribution split: whole groups of similar texts, held out.",
         flags=["--ood"],
     )
     """One group in each class, of about the fraction ``test_fraction`` of its rows (a quarter if that is 0); see
@@ -295,7 +295,7 @@ class RunConfig:
     group_column: str | None = option(
         None, "held_out", "Column of your files whose rows belong together, such as customer or thread."
     )
-    """All splits keep the rows of a group, with the same value, on one side; intervals on new rows are about new
+    """All splits keep the rows of a group, with the same value, on one side; intervals over examples are about other
     groups. Rows with nearly the same text belong together without it, see
     :func:`attendrop.tasks.groups.near_duplicates`."""
     metric: str | None = option(
