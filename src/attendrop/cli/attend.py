@@ -68,18 +68,18 @@ def attend(
         )
         page = attention_page(folder.absolute().name, stages, shown, attribution)
     write_text(file, page)
-    texts: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
     lines = []
     for each in shown:
         of_stages = list(zip(stages.stages, each.stages, strict=True))
         found: dict[str, Any] = {"text": each.text, "tokens": each.tokens, "note": each.note}
         found["predictions"] = {stage.name: dict(maps.prediction) for stage, maps in of_stages}
-        texts.append(found | {"predicted": [maps.predicted for maps in each.stages]})
+        told.append(found | {"predicted": [maps.predicted for maps in each.stages]})
         lines.append(f"{each.text} ({each.tokens} tokens)")
         lines += [f"  {stage.name}: {maps.predicted}" for stage, maps in of_stages]
     crossed = None if stages.method is None else stages.method.name
     lines.append("No method drops anything." if crossed is None else f"Crossed out: what {crossed} drops.")
     size = len(page.encode())
     lines.append(f"Wrote {file}, {size / 1e6:.1f} MB; open it in a browser.")
-    found = {"model": model, "output": str(file), "bytes": size, "method": crossed, "texts": texts}
+    found = {"model": model, "output": str(file), "bytes": size, "method": crossed, "texts": told}
     show(found, "\n".join(lines), quiet=quiet, as_json=as_json)
