@@ -338,7 +338,7 @@ def encode_columns(
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows as :func:`encode` does, from number ``first_row``; the length is from :meth:`TaskType.length_limit`."""
+    """Tokenize rows as :func:`encode` does, from number ``first_row``, to :meth:`TaskType.length_limit`."""
     task_type, whole = task.type, task.long_texts == HEAD
     tokens = task_type.tokenize(columns, tokenizer, max_length if whole else None)
     encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)

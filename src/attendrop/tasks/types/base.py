@@ -73,7 +73,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class TaskType(ABC):
-    """A kind of task, with its classes. To add one, write a subclass and add it to ``TASK_TYPES`` (``types/registry.py``).
+    """A kind of task, with its classes. To add one, write a subclass and add it to ``TASK_TYPES`` of ``registry.py``.
 
     A subclass declares the facts below, and defines how labels are read from files (:meth:`from_labels`,
     :meth:`label_problem`, :meth:`read_labels`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
