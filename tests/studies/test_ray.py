@@ -8,10 +8,10 @@ import pickle
 import shutil
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from helpers import tiny
 
 from attendrop import AttendropError
 from attendrop.runs.result_cache import forget_results
+from attendrop.runs.run_file import partial_of
 from attendrop.runs.train import train
 from attendrop.studies.executor import OnEvent, RayRunner, open_runner, run_on_machine, share_of_run
 from attendrop.studies.run_specs import Event, RunSpec
@@ -143,11 +144,7 @@ def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Pa
         assert [result.text for result in results if result.text] == errors
         kinds = Counter(event.kind for event in events if event.kind != "warning" or "run again" in event.text)
         assert (kinds["warning"], kinds["finished"]) == (3, 1 - len(errors))
-
-
-def test_a_machine_that_raises_cannot_run_attendrop(folder: Path, tmp_path: Path, ray: Ray) -> None:
     ray.lost.append(RayTaskError("Traceback\nModuleNotFoundError: No module named 'attendrop'"))
-    specs = [RunSpec(tiny.config(folder, method="finetune", seed=seed)) for seed in range(2)]
     with pytest.raises(AttendropError, match=r"cannot run attendrop \(ModuleNotFoundError: No module named"):
         perform(specs, tmp_path / "study", "ray:local")
 
@@ -181,67 +178,36 @@ def cluster(files_of_ray: None) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def processes_of_runs(study: Path) -> dict[Path, psutil.Process]:
-    """The processes of the runs that go on, which their locks name."""
-    found = {}
-    for lock in (study / "runs").glob(".*.partial/.lock"):
-        try:
-            run = lock.parent.with_name(lock.parent.name.removeprefix(".").removesuffix(".partial"))
-            found[run] = psutil.Process(json.loads(lock.read_text())["pid"])
-        except (OSError, ValueError, psutil.NoSuchProcess):  # it has just ended, or begun
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], Any], done: threading.Event) -> Any:
-    """Wait for a condition, or until everything is done."""
-    while not (found := condition()) and not done.wait(0.02):
-        pass
-    return found
-
-
 @pytest.mark.slow
 def test_a_machine_that_is_killed_costs_its_runs_only(
     folder: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
     monkeypatch.setattr("attendrop.studies.executor.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
-    study = tmp_path / "study"
     (second,) = cluster.worker_nodes
     raylet = second.all_processes["raylet"][0].process.pid
-    done = threading.Event()
-    killed: list[Path] = []
-    finished_before: dict[Path, int] = {}
-
-    def run_to_kill() -> Path | None:
-        """The run on the second machine, if it has trained for a while and another one is finished."""
-        finished = list(study.glob("runs/*/metrics.json"))
-        for run, process in processes_of_runs(study).items() if finished else ():
-            if process.ppid() == raylet and list(run.parent.glob(f".{run.name}.partial/checkpoint-*")):
-                return run
-        return None
-
-    def kill_second_machine() -> None:
-        run = wait_until(run_to_kill, done)
-        if run is not None:
-            finished_before.update({path: path.stat().st_mtime_ns for path in study.glob("runs/*/metrics.json")})
-            cluster.remove_node(second, allow_graceful=False)
-            killed.append(run)
-
-    killer = threading.Thread(target=kill_second_machine)
-    killer.start()
     events: list[Event] = []
+    killed: list[Path] = []
+    finished: dict[Path, int] = {}
+
+    def kill_second_machine(event: Event) -> None:
+        """Wait for a run on the second machine that has a checkpoint, when another one is finished."""
+        events.append(event)
+        place = partial_of(event.folder)
+        if event.kind != "progress" or killed or not any(each.kind == "finished" for each in events):
+            return
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):  # the run has just ended
+            process = psutil.Process(json.loads((place / ".lock").read_text())["pid"])  # whom the lock names
+            if process.ppid() == raylet and list(place.glob("checkpoint-*")):
+                finished.update({each: each.stat().st_mtime_ns for each in tmp_path.glob("study/runs/*/metrics.json")})
+                cluster.remove_node(second, allow_graceful=False)
+                killed.append(event.folder)
+
     specs = [RunSpec(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
-    try:
-        results = perform(specs, study, f"ray:{cluster.address}", events.append)
-    finally:
-        done.set()
-        killer.join()
+    results = perform(specs, tmp_path / "study", f"ray:{cluster.address}", kill_second_machine)
     (lost,) = [event for event in events if "run again" in event.text]
-    assert [lost.folder] == killed
-    assert lost.text.startswith("The run was lost (")
-    assert finished_before
-    assert all(path.stat().st_mtime_ns == time for path, time in finished_before.items())
+    assert [lost.folder] == killed and lost.text.startswith("The run was lost (")
+    assert finished and all(path.stat().st_mtime_ns == time for path, time in finished.items())
     for result, options in zip(results, (SHORT, *LONG), strict=True):
         expected = train(tiny.config(folder, f"alone{options['seed']}", **options))
         assert tiny.scores_of(result.metrics) == tiny.scores_of(expected)

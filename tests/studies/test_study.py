@@ -139,9 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),
     ({"data": ["cola", "cola"]}, "has two data named 'cola'; give each a 'name'."),
     ({"methods": [{"name": "r-drop", "options": {"alpa": 1}}]}, "alpa"),
-    ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
     ({"methods": [{"name": ["finetune", "r-drop"]}]}, "a method whose name is not text: ['finetune', 'r-drop']"),
-    ({"models": [["minilm"]]}, "a model that is not a name: ['minilm']."),
     ({"reference": "finetun"}, "a reference that is not one of its methods, 'finetun'. Did you mean 'finetune'?"),
     (
         {"data": ["cola", {"task": "rte", "methods": "finetune"}], "methods": [{"name": "finetune", "label": "Plain"}]},
@@ -153,17 +151,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "two methods with the label 'frozen'",
     ),
     ({"methods": [{"name": "r-drop", "label": label} for label in "AB"]}, "has r-drop twice with the same options"),
-    ({"data": [{"task": "cola", "max_train_samples": []}]}, "has no max_train_samples."),
     ({"run": {"test_fraction": 0}, "data": [{"train_file": "a.csv", "text_columns": "a"}]}, "test-fraction 0 sets no"),
     ({"seeds": True}, "study.yaml' has seeds=True; give their number, or a list."),
     ({"seeds": [True]}, "study.yaml': seed=True is not a whole number."),
-    ({"seeds": 10**12}, "has 1,000,000,000,000 runs, above the 10,000 that are allowed; divide it."),
     ({"run": {name: list(range(1, 99)) for name in ("epochs", "batch_size", "patience")}}, "has 941,192 runs, above"),
     (
         {"methods": [{"name": "r-drop", "options": ["p"]}]},
         "has ['p'] as options; write names with values, such as {p: ",
     ),
-    ({"data": [3]}, "has 3 as data; write names with values, such as {task: rte}."),
 ]
 
 
@@ -180,10 +175,8 @@ def test_a_mistake_in_the_file_is_one_sentence(
     [
         ("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n", "line 4: the key 'seeds' is given twice"),
         ("x: &x [*x]", "its aliases, *name, stand for more than 1,000,000 characters"),
-        ("x: " + "[" * 3000 + "]" * 3000, "maximum recursion depth exceeded"),
-        ("x: 2024-13-45", "month must be in 1..12"),
     ],
-    ids=["twice", "aliases", "deep", "no date"],
+    ids=["twice", "aliases"],
 )
 def test_yaml_that_cannot_be_read_is_refused(tmp_path: Path, capsys: Captured, text: str, told: str) -> None:
     (tmp_path / "study.yaml").write_text(text)

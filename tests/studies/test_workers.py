@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +26,6 @@ from attendrop.studies.executor import LocalRunner, open_runner, threads_of_work
 from attendrop.studies.run_specs import Event, RunSpec
 
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
-KILLS = 10
 
 
 def spec(folder: Path, **options: Any) -> RunSpec:
@@ -210,47 +207,3 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     outcome = executor.perform(stopped, tmp_path / "run", steps)
     assert 1 < seen[3] <= 4
     assert tiny.scores_of(outcome["metrics"]) == tiny.scores_of(train(tiny.config(folder, "undisturbed", **PLAIN)))
-
-
-# A comparison that is killed again and again ends as an undisturbed one ---------------------------------------------
-
-
-def start(folder: Path, output: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "attendrop", "compare", str(folder / "train.csv"), "--label-column", "label"]
-    command += ["--text-columns", "sentence1,sentence2", "--model", str(folder / "model"), "--device", "cpu"]
-    command += ["--methods", "mixout,ad-drop", "--seeds", "3", "--trials", "2", "--folds", "2", "--workers", "2"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with (folder / f"{output}.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, "--max-steps", "40", "--output-dir", str(folder / output)],
-            stderr=log, stdout=log, env=environment,
-        )  # fmt: skip
-
-
-def tables(folder: Path) -> dict[str, Any]:
-    """The answer without times."""
-    found: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-    rows = [{name: value for name, value in row.items() if name != "time_ratio"} for row in found["methods"]]
-    return {"methods": rows, "trials": found["trials"], "chosen": found["chosen"]}
-
-
-@pytest.mark.slow
-def test_ten_kills_change_nothing(folder: Path) -> None:
-    """Each kill comes at a random moment after one more run was finished, not while the process still starts."""
-    pytest.importorskip("optuna")
-    assert start(folder, "calm").wait() == 0
-    chance, place = random.Random(0), folder / "killed"
-    for _ in range(KILLS):
-        process, before = start(folder, "killed"), len(list(place.glob("runs/*/metrics.json")))
-        while len(list(place.glob("runs/*/metrics.json"))) == before:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.05)
-                pytest.fail("the comparison ended before it was killed ten times")
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=chance.uniform(0, 0.5))
-        workers = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert not psutil.wait_procs(workers, timeout=20)[1], "worker processes outlive the comparison"
-    assert start(folder, "killed").wait() == 0, (folder / "killed.log").read_text(encoding="utf-8")
-    assert tables(folder / "killed") == tables(folder / "calm")
