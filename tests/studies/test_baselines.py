@@ -30,6 +30,7 @@ from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
 from attendrop.tasks.row_scores import PREDICTIONS
+from attendrop.tasks.tokenization import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
@@ -96,7 +97,8 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
 
     def remembering(self: Any, rows: Any) -> Any:
         seen.append(rows["index"][:])
-        return baselines._Fit(BaselineModel("majority", self.task_type, self.tokenizer, np.eye(4)[0]))
+        model = BaselineModel("majority", self.task_type, self.tokenizer, np.eye(4)[0])
+        return baselines._Fit(model, lambda rows: model.constant(columns_of(rows)), {})
 
     monkeypatch.setattr(baselines._Baseline, "constant", remembering)
     metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")

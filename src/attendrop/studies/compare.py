@@ -289,19 +289,14 @@ def search_settings(
     folds: int,
     perform: Callable[[list[RunSpec]], list[Event]],
 ) -> dict[str, list[Trial]]:
-    """Try up to ``trials`` settings of each method on selection rows.
+    """Try up to ``trials`` settings of each method on selection rows; return them by label of the default, the first.
 
     They are proposed by optuna's tree-structured Parzen estimator, from the scores so far and the seed alone, so that a
     search that is begun again asks for the same runs, and finds those that are finished. A setting is trained on four
     fifths of the training rows and scored on the others, with another split in each fold. Options and learning rates
     that are given are not searched, nor are those given in other settings of the same method, so that each setting
-    stays what it is compared as. One that is proposed twice is tried once.
-
-    Returns:
-        The trials by label of the default, which comes first.
-
-    Raises:
-        AttendropError: optuna is not installed, or no default can be trained.
+    stays what it is compared as. One that is proposed twice is tried once. Raises AttendropError if no default can be
+    trained.
     """
     try:
         import optuna

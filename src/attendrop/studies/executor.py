@@ -46,10 +46,8 @@ FAILED = "failed.json"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 SECONDS_BETWEEN_REPORTS = 0.5
 _SECONDS_TO_CONNECT = 10.0
-# Worker processes by default at most; and of a core, and of a machine with few cores, if they are asked for: each loads
-# PyTorch and a model.
+# Worker processes by default, at most.
 MOST_WORKERS = 8
-_MOST_OF_CORE, _MOST_ASKED = 4, 16
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _SPAWN = get_context("spawn")
 OnEvent = Callable[[Event], None]
@@ -83,7 +81,7 @@ def open_runner(folder: str | Path, *, workers: int | None = None, backend: str 
         runner = RayRunner(Path(folder), backend.removeprefix(RAY), workers)
     elif backend != LOCAL:
         raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
-    elif (workers or 0) > (most := max(_MOST_ASKED, _MOST_OF_CORE * available_cores())):
+    elif (workers or 0) > (most := max(16, 4 * available_cores())):
         raise AttendropError(
             f"workers={workers} are too many for {counted(available_cores(), 'core')}: each loads PyTorch and a model; "
             f"give at most {most}, or omit it."
@@ -114,8 +112,7 @@ class Runner:
     def folder_of(self, spec: RunSpec) -> Path:
         """Find the folder of a run.
 
-        Raises:
-            AttendropError: Its data or model changed since the first one; or worker processes do not know its method.
+        Raises AttendropError if its data or model changed meanwhile, or worker processes do not know its method.
         """
         from attendrop.methods.core.registry import is_of_this_program
 
@@ -138,18 +135,13 @@ class Runner:
     def run(self, specs: Iterable[RunSpec], on_event: OnEvent = lambda event: None) -> list[Event]:
         """Perform runs; one that is finished in its folder is not run again, and of equal ones, one is run.
 
-        A run that fails has a result with an error, and does not stop the others; ``FOLDER/failed.json`` has the
-        errors. One whose process is lost is run again, from its last checkpoint. Neither the number of workers nor
-        the order of runs changes a result, except that sums of floats may differ in the last digit with another
-        number of threads.
+        A run that fails does not stop the others; ``FOLDER/failed.json`` has the errors. One whose process is lost is
+        run again, from its last checkpoint. Neither the number of workers nor the order of runs changes a result,
+        except that sums of floats may differ in the last digit with another number of threads.
 
-        Args:
-            specs: The runs.
-            on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; when
-                they are asked for again, the runs resume from their last checkpoints.
-
-        Returns:
-            The last event of each run, ``"finished"``, ``"kept"`` or ``"failed"``, in the order of the specs.
+        ``on_event`` is called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; asked
+        for again, the runs resume from their last checkpoints. Returns the last event of each run, ``"finished"``,
+        ``"kept"`` or ``"failed"``, in the order of the specs.
         """
         folders = [(self.folder_of(spec), spec) for spec in specs]
         results: dict[Path, Event] = {}
@@ -300,10 +292,7 @@ def available_cores() -> int:
 
 
 def threads_of_worker(threads: int) -> dict[str, str]:
-    """Return the variables that set a process's number of threads, or the user's ``OMP_NUM_THREADS``.
-
-    All libraries get the same number: PyTorch also reads ``MKL_NUM_THREADS``, which takes precedence.
-    """
+    """Return the variables that set the threads of all libraries in a process, or the user's ``OMP_NUM_THREADS``."""
     wanted = os.environ.get(_THREADS[0], str(threads))
     return {name: os.environ.get(name, wanted) for name in _THREADS}
 

@@ -156,7 +156,26 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
                 f"'{run.get('output_dir')}'; compare runs that differ in method and seed only."
             )
         groups[label][seed] = run
-    rows = [_row(label, group, groups.get(reference, {}), label == reference) for label, group in groups.items()]
+    rows = []
+    for label, group in groups.items():
+        seeds, first, is_reference = sorted(group), next(iter(group.values())), label == reference
+        against = groups.get(reference, {})
+        ratios = [_time_ratio(group[seed], against[seed]) for seed in seeds if seed in against]
+        known = [ratio for ratio in ratios if ratio is not None]
+        is_error = first.get("metric", "").startswith("neg_")
+        row = MethodRow(
+            label,
+            first["method"],
+            first["options"],
+            {seed: float(group[seed]["score"]) for seed in seeds},
+            {seed: Path(group[seed]["output_dir"]).name for seed in seeds if group[seed].get("output_dir")},
+            is_reference,
+            any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
+            {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
+            scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
+            cost=1.0 if is_reference else statistics.median(known) if known else None,
+        )
+        rows.append(row)
     rows.sort(key=lambda row: (not row.is_reference, row.is_baseline, -row.mean))
     if not rows or not rows[0].is_reference:
         return rows
@@ -165,25 +184,6 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     p_values = {label: found.p_value for label, found in tested if found.p_value is not None}
     p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
-
-
-def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
-    seeds, first = sorted(group), next(iter(group.values()))
-    ratios = [_time_ratio(group[seed], reference[seed]) for seed in seeds if seed in reference]
-    known = [ratio for ratio in ratios if ratio is not None]
-    is_error = first.get("metric", "").startswith("neg_")
-    return MethodRow(
-        label,
-        first["method"],
-        first["options"],
-        {seed: float(group[seed]["score"]) for seed in seeds},
-        {seed: Path(group[seed]["output_dir"]).name for seed in seeds if group[seed].get("output_dir")},
-        is_reference,
-        any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
-        {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
-        scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
-        cost=1.0 if is_reference else statistics.median(known) if known else None,
-    )
 
 
 def _time_ratio(run: Metrics, reference: Metrics) -> float | None:
