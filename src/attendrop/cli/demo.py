@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Json, Quiet, Workers, app, messages, run_option
+from attendrop.cli import app as ui
 from attendrop.errors import AttendropError
 from attendrop.runs.config import checked
 from attendrop.studies.comparison import Comparison
@@ -162,16 +162,16 @@ def write_messages(folder: Path, draw: int = 0, test_rows: int = TEST_ROWS) -> t
     return train, test
 
 
-@app.command()
+@ui.app.command()
 def demo(
     output_dir: Annotated[
         str, typer.Option(help="Folder of the data and the answer; finished runs are not repeated.")
     ] = "attendrop-demo",
-    model: Annotated[str, run_option("model")] = "minilm",
-    seeds: Annotated[int, run_option("seeds", of=Comparison)] = 4,
-    workers: Workers = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    model: Annotated[str, ui.run_option("model")] = "minilm",
+    seeds: Annotated[int, ui.run_option("seeds", of=Comparison)] = 4,
+    workers: ui.Workers = None,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Run `attendrop compare` with AD-DROP on generated customer messages: minutes on two cores."""
     seeds = checked(Comparison, "seeds", seeds)
@@ -185,6 +185,6 @@ def demo(
     command += ["--bf16"] * bool(torch.cpu.get_capabilities().get("amx_bf16"))
     command += [] if workers is None else ["--workers", str(workers)]
     command += ["--quiet"] * quiet + ["--json"] * as_json
-    with messages(quiet=quiet):
+    with ui.messages(quiet=quiet):
         logger.info("attendrop %s", shlex.join(command))
-    app(command, standalone_mode=False)
+    ui.app(command, standalone_mode=False)

@@ -7,19 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import (
-    Groups,
-    Json,
-    Quiet,
-    RunFolder,
-    app,
-    file_argument,
-    lines_of,
-    messages,
-    one_file,
-    show,
-    with_run_options,
-)
+from attendrop.cli import app as ui
 from attendrop.errors import AttendropError
 from attendrop.runs.model_source import Source, check_source
 from attendrop.tasks.table import STDIN
@@ -30,15 +18,15 @@ _EVALUATED, _PREDICTED = "--eval-file", "--predict-file"
 _CLASSES, _CONFUSIONS, _ERRORS, _WIDTH = 30, 10, 5, 100
 
 
-@app.command()
-@with_run_options
+@ui.app.command()
+@ui.with_run_options
 def evaluate(
-    run: RunFolder,
-    path: Annotated[str | None, file_argument(_EVALUATED)] = None,
+    run: ui.RunFolder,
+    path: Annotated[str | None, ui.file_argument(_EVALUATED)] = None,
     *,
     data: Annotated[
         Mapping[str, Any],
-        Groups(
+        ui.Groups(
             *("task", "file", "columns", "labels", "format", "rows"),
             of=Source,
             split=("Split of the task.", "dev"),
@@ -48,17 +36,17 @@ def evaluate(
     report: Annotated[
         bool, typer.Option("--report", help="Also analyse errors: classes, confusions, calibration, examples.")
     ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Score the model of a run on labelled data; without any, on the rows that the run held out."""
-    source = Source(**{**data, "file": one_file(path, _EVALUATED, data.get("file"))})
+    source = Source(**{**data, "file": ui.one_file(path, _EVALUATED, data.get("file"))})
     check_source(run, source, "dev")
 
     from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import evaluate as evaluate_run
 
-    with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+    with ui.messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
         found = evaluate_run(run, source, progress, report=report)
     lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
     lines |= {name.replace("_", " "): score_text(value) for name, value in found["all_scores"].items()}
@@ -67,8 +55,8 @@ def evaluate(
     for groups in found["groups"].values():
         for name, group in groups.items():
             lines[name] = f"{score_text(group[found['metric']])} ({counted(group['rows'], 'row')})"
-    shown = lines_of(lines) + (f"\n\n{error_report(found['report'])}" if report else "")
-    show(found, shown, quiet=quiet, as_json=as_json)
+    shown = ui.lines_of(lines) + (f"\n\n{error_report(found['report'])}" if report else "")
+    ui.show(found, shown, quiet=quiet, as_json=as_json)
 
 
 def error_report(report: Mapping[str, Any]) -> str:
@@ -101,16 +89,16 @@ def error_report(report: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-@app.command()
-@with_run_options
+@ui.app.command()
+@ui.with_run_options
 def predict(
-    run: RunFolder,
-    path: Annotated[str | None, file_argument(_PREDICTED)] = None,
+    run: ui.RunFolder,
+    path: Annotated[str | None, ui.file_argument(_PREDICTED)] = None,
     *,
     output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl, .conll or .txt file; - is stdout.")],
     data: Annotated[
         Mapping[str, Any],
-        Groups(
+        ui.Groups(
             *("task", "file", "columns", "format"),
             of=Source,
             split=("Split of the task.", "test"),
@@ -128,12 +116,12 @@ def predict(
         bool,
         typer.Option("--escape-formulas", help="Write ' before cells that a spreadsheet would compute, such as =1+1."),
     ] = False,
-    rows: Annotated[Mapping[str, Any], Groups("rows", of=Source)],
-    quiet: Quiet = False,
-    as_json: Json = False,
+    rows: Annotated[Mapping[str, Any], ui.Groups("rows", of=Source)],
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Write a prediction for every row; for GLUE tasks in the format of a submission."""
-    options = {**data, **rows, "file": one_file(path, _PREDICTED, data.get("file"))}
+    options = {**data, **rows, "file": ui.one_file(path, _PREDICTED, data.get("file"))}
     if rows.get("skip_bad_rows") and output != STDIN:
         options.setdefault("skipped_file", f"{output}.skipped.jsonl")
     source = Source(**options)
@@ -144,11 +132,11 @@ def predict(
     from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import predict as predict_rows
 
-    with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+    with ui.messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
         found = predict_rows(
             run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
             escape_formulas=escape_formulas, on_progress=progress,
         )  # fmt: skip
     empty = f", and an empty one for {counted(found['skipped'], 'skipped row')}," if found["skipped"] else ""
     shown = f"Wrote {counted(found['rows'], 'prediction')}{empty} to {output}."
-    show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)
+    ui.show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)

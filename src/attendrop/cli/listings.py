@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from attendrop.cli.app import Json, app, lines_of, messages, path_argument, show
+from attendrop.cli import app as ui
 from attendrop.wording import aligned, counted
 
 
-@app.command()
+@ui.app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Explain it, or each of a+b: options and source.")] = None,
-    as_json: Json = False,
+    as_json: ui.Json = False,
 ) -> None:
     """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
     from attendrop.methods.core.options import described
@@ -41,7 +41,7 @@ def methods(
         listed = "\n".join(aligned(rows)) if options else "No options."
         measured = f"{m.measured()}\n\n" if m.evidence else ""
         explained.append(f"{m.name}: {m.summary}\n\n{measured}{listed}\n\n{inspect.cleandoc(each.__doc__ or '')}")
-    show(found, table if name is None else "\n\n".join(explained), as_json=as_json)
+    ui.show(found, table if name is None else "\n\n".join(explained), as_json=as_json)
 
 
 def _default(default: object) -> str:
@@ -54,8 +54,8 @@ def _default(default: object) -> str:
     return "''" if default == "" else str(default)
 
 
-@app.command()
-def tasks(as_json: Json = False) -> None:
+@ui.app.command()
+def tasks(as_json: ui.Json = False) -> None:
     """List the named tasks, and the kinds of tasks for files of your own, with their labels and metrics."""
     from attendrop.tasks.custom_files import files_task
     from attendrop.tasks.registry import get_task, task_names
@@ -70,18 +70,18 @@ def tasks(as_json: Json = False) -> None:
         metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
         answers = task.type.answers if task.text_columns else ["as in your files"]
         table.add_row(task.name, task.description, "\n".join(answers), metrics)
-    show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
+    ui.show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
 
 
-@app.command()
+@ui.app.command()
 def doctor(
-    model: Annotated[str, path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
-    as_json: Json = False,
+    model: Annotated[str, ui.path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
+    as_json: ui.Json = False,
 ) -> None:
     """Check whether a model is supported, and list its attention layers."""
     from attendrop.cli.model_report import examine
 
-    with messages(quiet=True):
+    with ui.messages(quiet=True):
         found = examine(model)
     untrainable = "not by `attendrop train`: it has no classification head"
     lines = {
@@ -94,7 +94,7 @@ def doctor(
         lines[f"{kind} attention"] = f"{counted(len(names), 'layer')}: {_ends(names)}"
     if names := found["not_run"]:
         lines["not tried"] = f"{counted(len(names), 'layer')}, which the example input does not reach: {_ends(names)}"
-    show(found, lines_of(lines), as_json=as_json)
+    ui.show(found, ui.lines_of(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)
 
 

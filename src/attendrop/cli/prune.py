@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import DataDir, Device, Json, Quiet, RunFolder, app, lines_of, messages, show, size
+from attendrop.cli import app as ui
 from attendrop.wording import counted, counted_rows, interval_of, score_text
 
 
-@app.command()
+@ui.app.command()
 def prune(
-    run: RunFolder,
+    run: ui.RunFolder,
     output_dir: Annotated[str, typer.Option(help="A new folder for the pruned model.")],
     layers: Annotated[
         str, typer.Option(help="auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8').")
@@ -28,22 +28,22 @@ def prune(
     ] = "auto",
     tolerance: Annotated[float, typer.Option(help="With auto: allowed loss in selection score.")] = 0.0,
     recover_epochs: Annotated[int, typer.Option(help="Number of epochs of fine-tuning afterwards.")] = 0,
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: Json = False,
+    data_dir: ui.DataDir = None,
+    device: ui.Device = "auto",
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Replace attention by constants in some layers, for a smaller and faster model."""
     from attendrop.cli.progress import TrainingProgress
     from attendrop.runs.prune import prune_run
 
-    with messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
+    with ui.messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
         on_pass, callbacks = (None, []) if quiet else (progress.show, [progress])
         found = prune_run(
             run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
             data_dir=data_dir, device=device, on_pass=on_pass, callbacks=callbacks,
         )  # fmt: skip
-    show(found, _summary(found), quiet=quiet, as_json=as_json)
+    ui.show(found, _summary(found), quiet=quiet, as_json=as_json)
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _summary(metrics: Mapping[str, Any]) -> str:
         gap = f"95 % interval of the difference: {interval_of(both['difference'], score)}"
         lines[f"{part} score"] = f"{name} {before}" + (f" -> {after}  ({gap})" if both["difference"] else "")
     lines["parameters"] = before_after(pruned["parameters"], lambda count: f"{count:,}")
-    lines["weights on disk"] = before_after(pruned["bytes"], size)
+    lines["weights on disk"] = before_after(pruned["bytes"], ui.size)
     if speed := pruned["speed"]:
         spread = f"{speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds"
         rows = counted_rows(speed["rows"], f"rows of {pruned['chosen_on']}", speed["windows"])
@@ -84,4 +84,4 @@ def _summary(metrics: Mapping[str, Any]) -> str:
     if pruned["chosen"] and pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
     lines["model"] = metrics["output_dir"]
-    return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{lines_of(lines)}"
+    return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{ui.lines_of(lines)}"

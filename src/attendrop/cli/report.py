@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Device, Json, Overwrite, Quiet, TextPair, app, messages, path_argument, show
+from attendrop.cli import app as ui
 from attendrop.errors import AttendropError
 
 
-@app.command()
+@ui.app.command()
 def report(
-    folder: Annotated[str, path_argument("Folder of a study, a comparison or a run.", "DIR")],
+    folder: Annotated[str, ui.path_argument("Folder of a study, a comparison or a run.", "DIR")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
     reference: Annotated[
         str | None,
@@ -25,12 +25,12 @@ def report(
             show_default="three evaluation rows",
         ),
     ] = None,
-    text_pair: TextPair = None,
+    text_pair: ui.TextPair = None,
     no_viewer: Annotated[bool, typer.Option("--no-viewer", help="Show no attention, and load no model.")] = False,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    device: ui.Device = "auto",
+    overwrite: ui.Overwrite = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Make tables, figures and an HTML page of finished runs, with the attention of the model that was kept."""
     if no_viewer and (text or text_pair):
@@ -39,7 +39,7 @@ def report(
     from attendrop.reports.report import PAGE, write_report
 
     viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), device)
-    with messages(quiet=quiet):
+    with ui.messages(quiet=quiet):
         found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, viewer=viewer)
     settings = found.results.settings
     figures = [name for name in found.files if name.endswith(".svg")]
@@ -53,4 +53,4 @@ def report(
         f"Figures: {len(figures)} in {found.folder}, as PDF, PNG and SVG",
         f"Page: {found.folder / PAGE}",
     ]
-    show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)
+    ui.show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)

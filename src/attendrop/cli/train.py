@@ -10,22 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import (
-    DATA,
-    Groups,
-    Json,
-    MethodSettings,
-    Quiet,
-    app,
-    file_argument,
-    lines_of,
-    messages,
-    one_file,
-    read_settings,
-    show,
-    size,
-    with_run_options,
-)
+from attendrop.cli import app as ui
 from attendrop.cli.inspect import announce_files
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
@@ -42,17 +27,17 @@ _IN_PLACE_OF = {
 }
 
 
-@app.command()
-@with_run_options
+@ui.app.command()
+@ui.with_run_options
 def train(
     *,
-    file: Annotated[str | None, file_argument("--train-file")] = None,
-    data: Annotated[Mapping[str, Any], Groups(*DATA)],
+    file: Annotated[str | None, ui.file_argument("--train-file")] = None,
+    data: Annotated[Mapping[str, Any], ui.Groups(*ui.DATA)],
     method: Annotated[
         str | None,
         typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default=DEFAULT_METHOD),
     ] = None,
-    settings: MethodSettings = None,
+    settings: ui.MethodSettings = None,
     options_file: Annotated[
         str | None,
         typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set overrides it."),
@@ -79,12 +64,12 @@ def train(
             metavar="NAME", help="Upload the model to this private repository on the hub, such as user/model."
         ),
     ] = None,
-    training: Annotated[Mapping[str, Any], Groups(*_TRAINING)],
-    quiet: Quiet = False,
-    as_json: Json = False,
+    training: Annotated[Mapping[str, Any], ui.Groups(*_TRAINING)],
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Fine-tune a model, and save it with its scores."""
-    train_file = one_file(file, "--train-file", data.get("train_file"))
+    train_file = ui.one_file(file, "--train-file", data.get("train_file"))
     line = {**data, **training, "train_file": train_file, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
     if resume and config is not None and output_dir is None and (own := folder_of_run(config)) is not None:
@@ -98,7 +83,7 @@ def train(
     from attendrop.runs.train import train as train_run
     from attendrop.runs.train import train_seeds
 
-    with messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
+    with ui.messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
         how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "callbacks": [] if quiet else [progress]}
         one_seed = len(seeds) == 1
         found = train_run(run, **how) if one_seed else train_seeds(run, seeds, **how)
@@ -106,7 +91,7 @@ def train(
         from attendrop.runs.hub import push_run
 
         push_run(run.output_dir, push_to_hub)
-    show(found, (run_summary if one_seed else seeds_summary)(found), quiet=quiet, as_json=as_json)
+    ui.show(found, (run_summary if one_seed else seeds_summary)(found), quiet=quiet, as_json=as_json)
 
 
 def _read_run(
@@ -148,7 +133,7 @@ def _read_run(
             raise AttendropError(f"The options file '{options_file}' must hold an object such as {{\"p\": 0.3}}.")
         of_method |= {str(name).replace("-", "_"): value for name, value in given.items()}
     seeds = convert_option("--seed", "seed", line["seed"]) if "seed" in line else file.get("seed", [0])
-    options |= {"options": of_method | read_settings(settings), "seed": seeds[0]}
+    options |= {"options": of_method | ui.read_settings(settings), "seed": seeds[0]}
     options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
     return RunConfig(**options, on_data=check), seeds
 
@@ -197,11 +182,11 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         lines["protocol"] += "; dev was scored once, at the end"
     if data["rewarded_on"] == "dev":
         lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score is optimistic"
-    memory = size(metrics["peak_memory_bytes"])
+    memory = ui.size(metrics["peak_memory_bytes"])
     lines["cost"] = f"{counted(metrics['steps'], 'step')}, {metrics['train_seconds']:.0f} s, {memory} at most"
     lines["model"] = metrics["output_dir"]
     title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
-    return f"{title}\n{lines_of(lines)}"
+    return f"{title}\n{ui.lines_of(lines)}"
 
 
 def seeds_summary(summary: Mapping[str, Any]) -> str:
@@ -218,7 +203,7 @@ def seeds_summary(summary: Mapping[str, Any]) -> str:
         lines |= {f"{part} {name.replace('_', ' ')}": moments("", found) for name, found in scores.items()}
     lines |= _baselines(summary["baseline"]) | {"runs": ", ".join(summary["runs"])}
     seeds = f"mean ± std (n-1) of {summary['n']} seeds"
-    return f"{summary['model']} on {summary['task']} with {summary['method']}, {seeds}\n{lines_of(lines)}"
+    return f"{summary['model']} on {summary['task']} with {summary['method']}, {seeds}\n{ui.lines_of(lines)}"
 
 
 def _baselines(found: Mapping[str, Any]) -> dict[str, str]:
