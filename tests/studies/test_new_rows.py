@@ -1,4 +1,4 @@
-"""What a comparison says of new rows, on simulated runs: how often it is wrong, and the jackknife that it rests on."""
+"""Intervals over seeds and examples, on simulated runs: how often they are wrong, and the jackknife below them."""
 
 from __future__ import annotations
 

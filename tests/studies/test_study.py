@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers import tiny
-from helpers.command_line import Captured, assert_refused
+from helpers.command_line import Captured
 
 from attendrop import cli
 from attendrop.cli.app import PlainConsole
@@ -170,21 +170,7 @@ def test_a_mistake_in_the_file_is_one_sentence(
         read_study(write(tmp_path / "study.yaml", content(folder, **changed)))
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n", "line 4: the key 'seeds' is given twice"),
-        ("x: &x [*x]", "its aliases, *name, stand for more than 1,000,000 characters"),
-    ],
-    ids=["twice", "aliases"],
-)
-def test_yaml_that_cannot_be_read_is_refused(tmp_path: Path, capsys: Captured, text: str, told: str) -> None:
-    (tmp_path / "study.yaml").write_text(text)
-    command = ["study", str(tmp_path / "study.yaml"), "--output-dir", str(tmp_path / "out")]
-    assert_refused(command, tmp_path / "out", told, capsys)
-
-
-def test_a_unit_is_named_by_its_options_and_its_data(
+def test_a_run_is_named_by_its_options_and_its_data(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = RunSpec(tiny.config(folder, method="finetune"))
