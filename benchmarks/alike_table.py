@@ -117,7 +117,7 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Est
 def together(
     rows: Mapping[str, Runs], name: str, other: str, chosen: str, of: Iterable[str] = DATA.values()
 ) -> tuple[Estimate, float]:
-    """Compare two methods on rows of some data sets chosen alike, on new rows; a draw is the mean of its cells."""
+    """Compare two methods on rows of some data sets chosen alike, over draws and examples, each draw a mean."""
     parts = []
     for data in of:
         cells = [

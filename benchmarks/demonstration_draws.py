@@ -6,7 +6,7 @@ They have 5,040 messages to test on, 105 of each topic: more than the demonstrat
 import sys
 from pathlib import Path
 
-from attendrop.cli.demo_messages import write_messages
+from attendrop.cli.demo import write_messages
 
 if __name__ == "__main__":
     for draw in range(1, 6):

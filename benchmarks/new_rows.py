@@ -1,4 +1,4 @@
-"""Level, coverage and power of what a comparison says of new rows: ``python benchmarks/new_rows.py [TABLE ...]``.
+"""Level, coverage and power of intervals over seeds and examples: ``python benchmarks/new_rows.py [TABLE ...]``.
 
 Simulates runs of plain fine-tuning and of methods on a sample of evaluation rows, draws the rows anew each time, and
 counts how often a method that is not ahead is called ahead, how often the 95 % interval covers the true difference, and

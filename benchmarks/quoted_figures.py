@@ -17,7 +17,7 @@ from alike_table import number, together
 from scipy import stats
 from transformers import AutoTokenizer
 
-from attendrop.cli.demo_messages import BOOKINGS, WISHES, generate_messages
+from attendrop.cli.demo import BOOKINGS, WISHES, generate_messages
 from attendrop.studies.statistics import ALPHA, Estimate, mean_interval, paired_difference
 from attendrop.support.files import resolve_model
 from attendrop.tasks.row_scores import RowScores
@@ -82,7 +82,7 @@ def over_phrases() -> Estimate:
 
 
 def over_seeds(folder: str, **options: Any) -> Estimate:
-    """Compare AD-DROP with plain fine-tuning on the same seeds, on new rows if their scores are kept."""
+    """Compare AD-DROP with plain fine-tuning on the same seeds, over examples, too, if their scores by row are kept."""
     own, plain = runs_of(folder, **options), runs_of(folder)
     scores = [[each[seed]["score"] for seed in sorted(own)] for each in (own, plain)]
     if own[min(own)].get("row_scores") is None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from label_names_linear import RESULTS, Encoder
 
-from attendrop.cli.demo_messages import generate_messages
+from attendrop.cli.demo import generate_messages
 from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.class_names import in_words
 from attendrop.tasks.row_scores import RowScores

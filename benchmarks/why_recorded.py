@@ -21,7 +21,7 @@ from attendrop import ADDrop, register_method
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import AttentionCall, DropoutDraws
 from attendrop.attribution.recording import GradientPlan, isolated_pass
-from attendrop.cli.demo_messages import write_messages
+from attendrop.cli.demo import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
 from attendrop.methods.ad_drop import ADDropState, RecordedState
 from attendrop.methods.ad_drop_records import Candidates, RowMask, RowRecords

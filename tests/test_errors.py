@@ -16,10 +16,11 @@ from helpers.command_line import Captured
 from rich.table import Table
 
 from attendrop import cli
-from attendrop.cli.app import show
-from attendrop.cli.console import messages
+from attendrop.cli.app import messages, show
 from attendrop.errors import AttendropError, machine_failure
-from attendrop.studies.workers import failure
+from attendrop.runs.config import RunConfig
+from attendrop.studies.executor import perform
+from attendrop.studies.run_specs import RunSpec
 
 # What a file may hold as a name, a label or a text.
 HOSTILE = "b[/x] [red]a[/red] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\u202egpj.exe"
@@ -94,8 +95,13 @@ def test_what_the_machine_lacks_is_one_sentence(
     assert cli.main(["train", "--train-file", __file__, *options, "--model", "m"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"Error: {told}") and err.count("\n") == 1
-    assert failure(error)["error"].startswith(told)  # of a run of a study
-    assert machine_failure(RuntimeError("shapes differ")) is None
+    monkeypatch.setattr("attendrop.runs.train.train", lambda *_, **__: fails())
+    spec = RunSpec(RunConfig(model="m", task="cola", output_dir="", method="finetune"))
+    assert perform(spec, Path("never"))["error"].startswith(told)
+
+
+def test_other_errors_are_not_those_of_the_machine() -> None:
+    assert machine_failure(RuntimeError("shapes differ")) is None and machine_failure(ValueError("x")) is None
 
 
 @pytest.mark.parametrize("written", ["options", "run"])

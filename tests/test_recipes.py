@@ -12,9 +12,9 @@ import yaml
 from helpers import tiny
 from helpers.stand_in_data import write_stand_ins
 
-from attendrop.studies.study_file import read_study
-from attendrop.studies.units import Unit
-from attendrop.studies.workers import perform
+from attendrop.studies.executor import perform
+from attendrop.studies.run_specs import RunSpec
+from attendrop.studies.study import read_study
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
@@ -46,28 +46,28 @@ def test_every_item_of_the_papers_has_a_recipe_and_a_twin() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_recipe_is_valid_and_says_how_many_runs_it_has(name: str) -> None:
-    units = read_study(str(RECIPES / name)).units
-    assert units
+    specs = read_study(str(RECIPES / name)).specs
+    assert specs
     found = re.search(r"(\d+) runs", (RECIPES / name).read_text(encoding="utf-8"))
     assert found or "does_it_help" in name
-    assert not found or len(units) == int(found[1])
+    assert not found or len(specs) == int(found[1])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("small", "quick"))])
 def test_a_twin_is_small(name: str) -> None:
-    for unit in read_study(str(RECIPES / name)).units:
-        config = unit.config
+    for spec in read_study(str(RECIPES / name)).specs:
+        config = spec.config
         assert (config.model, config.bf16) == ("minilm", True)
         assert (config.max_train_samples or 2 * (config.shots or 10_000)) <= 1000
         assert (config.max_steps or 10_000) <= 256
 
 
-def start(unit: Unit, folder: Path, output: Path) -> dict[str, Any]:
-    """Train a unit for four steps of at most two epochs, on the stand-ins."""
-    rows = None if unit.config.shots else 32
+def start(spec: RunSpec, folder: Path, output: Path) -> dict[str, Any]:
+    """Train a spec for four steps of at most two epochs, on the stand-ins."""
+    rows = None if spec.config.shots else 32
     shortened = {"epochs": None, "max_steps": 4, "max_train_samples": rows, "max_length": 24, "batch_size": 16}
-    config = dataclasses.replace(unit.config, model=str(folder / "model"), **shortened)
-    outcome = perform(Unit(config, unit.baseline), output)
+    config = dataclasses.replace(spec.config, model=str(folder / "model"), **shortened)
+    outcome = perform(RunSpec(config, spec.baseline), output)
     assert "error" not in outcome, outcome["error"]
     return dict(outcome["metrics"])
 
@@ -76,9 +76,9 @@ def start(unit: Unit, folder: Path, output: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.filterwarnings("ignore")  # few rows
 def test_the_first_run_of_each_method_of_a_recipe_starts(name: str, folder: Path, tmp_path: Path) -> None:
-    units = read_study(str(RECIPES / name)).units
-    first = {unit.method: unit for unit in reversed(units)}
-    for method, unit in first.items():
-        metrics = start(unit, folder, tmp_path / method)
+    specs = read_study(str(RECIPES / name)).specs
+    first = {spec.method: spec for spec in reversed(specs)}
+    for method, spec in first.items():
+        metrics = start(spec, folder, tmp_path / method)
         assert metrics["method"] == method
         assert metrics["score"] is not None

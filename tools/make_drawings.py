@@ -141,13 +141,13 @@ def rows_and_seeds() -> None:
     zero, scale = 11.6, 7.0
     axes.plot([zero, zero], [2.2, 4.6], color=GREY, lw=0.8, ls="--")
     axes.text(zero, 1.95, "0", ha="center", va="center", fontsize=8)
-    for y, half, color, name in ((3.9, over_seeds, GREY, "on these rows"), (2.8, new_rows, BLUE, "on new rows")):
+    for y, half, color, name in ((3.9, over_seeds, GREY, "seeds only"), (2.8, new_rows, BLUE, "seeds × examples")):
         axes.plot([zero + (mean - half) * scale, zero + (mean + half) * scale], [y, y], color=color, lw=2.4)
         axes.plot(zero + mean * scale, y, "o", color=color, ms=5)
         axes.text(zero + mean * scale, y + 0.25, name, ha="center", color=color, fontsize=8)
     axes.text(
         7, 0.75, "Each cell is a difference of two predictions. Seeds alone say how far the means of the lines vary;\n"
-        "new rows bring other columns, too.", ha="center", va="center", fontsize=8,
+        "other examples are other columns.", ha="center", va="center", fontsize=8,
     )  # fmt: skip
     save(figure, "rows_and_seeds")
 

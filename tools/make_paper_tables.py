@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from attendrop.reports.tables import score_scale
-from attendrop.studies.study_file import Study, read_study
+from attendrop.studies.study import Study, read_study
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
@@ -121,7 +121,7 @@ def _cell(row: dict[str, Any], *, scale: float, cost: bool) -> str:
 
 def _size(study: Study) -> str:
     """Say in words how large a study is."""
-    configs = [unit.config for unit in study.units]
+    configs = [spec.config for spec in study.specs]
     rows = sorted({config.max_train_samples for config in configs if config.max_train_samples})
     shots = sorted({config.shots for config in configs if config.shots})
     steps = sorted({config.max_steps for config in configs if config.max_steps})
@@ -146,7 +146,7 @@ def _machine(recipe: str) -> str:
     versions = ", ".join(f"{name} {facts[name]}" for name in ("attendrop", "torch", "transformers"))
     return (
         "Percent, mean ± standard deviation over seeds; in parentheses the difference from the reference, paired by "
-        "seed, with its 95 % interval on new rows, or (°) on these rows, if runs kept no scores by row; * a model was "
+        "seed, with its 95 % CI (seeds × examples), or (°) seeds only, if runs kept no scores by row; * a model was "
         "chosen on the rows on which it is scored. "
         f"{facts['processor']}; {versions}; {facts['date']}."
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -18,7 +17,6 @@ from helpers.command_line import Captured, assert_refused, train_arguments
 from attendrop import AttendropError, cli
 from attendrop.runs.config import RunConfig, Source, checked
 from attendrop.studies.comparison import Comparison
-from attendrop.support.files import sha256
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -44,18 +42,12 @@ def folder(folder: Path) -> Path:
     return folder
 
 
-def test_json_alone_on_stdout(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train_arguments(folder, "json", "--json", "--method", "finetune", "--epochs", "1")) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out) == tiny.read_metrics(folder / "json")
-    assert "Epoch 1 of 1" in err
-
-
-def test_quiet_prints_warnings_only(folder: Path, capfd: Captured) -> None:
-    arguments = train_arguments(folder, "warned", "--quiet", "--epochs", "1", "--max-steps", "1")
+def test_quiet_prints_warnings_only_and_json_is_alone_on_stdout(folder: Path, capfd: Captured) -> None:
+    arguments = train_arguments(folder, "warned", "--quiet", "--json", "--epochs", "1", "--max-steps", "1")
     assert cli.main([*arguments, "--set", "cross_tuning=true"]) == 0
     out, err = capfd.readouterr()
-    assert out == "" and all(line.startswith("Warning: ") for line in err.splitlines())
+    assert json.loads(out) == tiny.read_metrics(folder / "warned")
+    assert all(line.startswith("Warning: ") for line in err.splitlines())
     assert "Warning: Method ad-drop would regularise none of 1 epoch." in err
 
 
@@ -98,29 +90,7 @@ def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured) -> 
     assert re.search(r"supported +no: \w+ is not supported: it does not route", capsys.readouterr().out)
 
 
-def test_a_size_of_zero_is_told_as_such(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    shutil.copytree(folder / "model", tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
-    assert cli.main(["doctor", str(tmp_path / "model")]) == 2
-    assert "from its configuration (a size in its configuration is 0)." in capsys.readouterr().out
-    assert cli.main([*train_arguments(folder, tmp_path / "out"), "--model", str(tmp_path / "model")]) == 2
-    assert "cannot be loaded (a size in its configuration is 0)." in capsys.readouterr().err
-
-
-def test_doctor_of_a_model_that_looks_at_values(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attendrop.cli.model_report._MUCH", 2**12)
-    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 50}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart", **small}))
-    assert cli.main(["doctor", str(tmp_path)]) == 0
-    shown, told = capsys.readouterr()
-    assert "Warning: BartForSequenceClassification reads values of tensors, so it is built in memory" in told
-    assert all(re.search(rf"{kind} attention +1 layer: \S+\n", shown) for kind in ("encoder", "decoder", "cross"))
-
-
-def test_doctor_of_a_model_that_reads_a_text_and_an_image(tmp_path: Path, capsys: Captured) -> None:
+def test_doctor_of_models_that_read_texts_and_images(tmp_path: Path, capsys: Captured) -> None:
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = small | {"image_size": 8, "patch_size": 4}
     config = {"model_type": "clip", "architectures": ["CLIPModel"], "text_config": small, "vision_config": vision}
@@ -128,13 +98,10 @@ def test_doctor_of_a_model_that_reads_a_text_and_an_image(tmp_path: Path, capsys
     assert cli.main(["doctor", str(tmp_path)]) == 0
     assert "2 layers: vision_model.encoder.layers.0.self_attn ... text_model" in capsys.readouterr().out
     text = small | {"model_type": "opt", "word_embed_proj_dim": 16, "ffn_dim": 16, "vocab_size": 50}
-    both = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
     parts = {"vision_config": vision, "qformer_config": small | {"encoder_hidden_size": 16}, "image_token_index": 49}
-    for kind, of_text in (("blip-2", text), ("blip-2", both), ("instructblip", both)):
-        config = {"model_type": kind, "text_config": of_text} | parts
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        assert cli.main(["doctor", str(tmp_path)]) == 2
-        assert "its forward pass does not hand keyword arguments on" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "blip-2", "text_config": text} | parts))
+    assert cli.main(["doctor", str(tmp_path)]) == 2
+    assert "its forward pass does not hand keyword arguments on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("module", "arguments"), [("attendrop.cli.app", []), ("attendrop.runs.train", ["train"])])
@@ -152,12 +119,6 @@ def test_without_the_extra(
     assert "the command line needs rich; run `pip install 'attendrop[cli]'`" in capsys.readouterr().err
 
 
-def test_no_arguments_show_the_help(capsys: Captured) -> None:
-    assert cli.main([]) == 0
-    shown = capsys.readouterr().out
-    assert all(command in shown for command in ("train", "evaluate", "predict", "methods", "tasks", "doctor", "demo"))
-
-
 def test_module_runs_as_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "attendrop", "train", "--epochs", "0"], capture_output=True, text=True, check=False
@@ -170,12 +131,10 @@ def test_module_runs_as_a_program() -> None:
     ("content", "arguments", "expected"),
     [
         ('{"method": "attention-layerdrop", "options": {"p": 0.4}}', [], {"p": 0.4, "layers": "all"}),
-        ('{"p": 0.4, "layers": [1]}', ["--set", "p=0.5"], {"p": 0.5, "layers": [1]}),
-        ('\ufeff{"p": 0.4}', [], {"p": 0.4, "layers": "all"}),  # as Windows writes UTF-8
+        ('\ufeff{"p": 0.4, "layers": [1]}', ["--set", "p=0.5"], {"p": 0.5, "layers": [1]}),  # as Windows writes UTF-8
         ("{p: 0.4", [], "cannot be read, line 1"),
         ("[1]", [], "must hold an object such as"),
         ('{"method": "scheduler", "options": {}}', [], "is for method 'scheduler'; add --method scheduler"),
-        ('{"p": [0.3]}', [], "p=[0.3] is not a number"),
     ],
 )
 def test_options_come_from_a_file_and_set_goes_over_it(
@@ -227,12 +186,8 @@ def test_places_in_the_home_folder(folder: Path, tmp_path: Path, monkeypatch: py
 
 OPTIONS = [
     (["--batch-size", "99999999999999999999"], "batch-size must be below 2**31, not 99999999999999999999."),
-    (["--lora", "r=99999999999999999999"], "r must be below 2**31, not 99999999999999999999."),
     (["--max-length", "3"], "leaves no room for text"),
-    (["--warmup", "1"], "warmup=1.0 must be at least 0 and below 1."),
-    (["--seed", "4294967296"], "seed must be below 2**32"),
     (["--set", "layers=7"], "the model has no layer 7; layers are 0 to 1"),
-    (["--set", "layers=cross"], "the model has no cross attention"),
     (["--set", "p=0.1", "--set", "p=0.2"], "--set gives p twice; give it once."),
     (["--resume", "--overwrite"], "resume and overwrite exclude each other"),
     (["--data-dir", "x"], "data-dir is for tasks; omit it"),
@@ -260,16 +215,11 @@ def dangling(tmp_path: Path) -> str:
 
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: task_run(f, "rte", "--text-columns", "a"), "text-columns is for custom files; omit it for a task"),
-    (lambda f, t: ["train", f"{f}/train.csv", "--label-type", "choice"], "of 'sentence1', 'sentence2', 'label'."),
     (lambda f, t: train_arguments(f, "refused", "--train-file", other_labels(t)), "the label 'no' is not among those"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
-    (lambda f, t: train_arguments(f, "run", "--resume", "--set", "q=0.4"), "began with q=0.3, not 0.4"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--learning-rate", "1"), "the default learning_rate (0.0001),"),
-    (lambda f, t: train_arguments(f, "run", "--resume", "--shots", "1"), "began with no shots, not 1"),
-    (lambda f, t: train_arguments(f, "run", "--resume", "--method", "finetune"), "began with method='ad-drop'"),
     (lambda f, t: ["evaluate", f"{f}/model", "--task", "rte"], "has no trained head"),
-    (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--split", "tset"], "did you mean 'test'"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
     (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a symbolic link, to 'gone', and"),
@@ -277,14 +227,8 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
         lambda f, t: ["predict", f"{f}/run", "--predict-file", f"{f}/dev.csv", "--output", f"{dangling(t)}/out.csv"],
         "/link' is a link to 'gone', which does not exist; delete it, or name another.",
     ),
-    (
-        lambda f, t: ["evaluate", f"{f}/run", "--skip-bad-rows", "--skipped-file", dangling(t)],
-        "/link' is a link to 'gone', which does not exist; delete it, or name another.",
-    ),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give --predict-file, or --task."),
-    (lambda f, t: ["predict", f"{f}/run", "--output", "x"], "the output 'x' has no extension; name it .csv, .tsv"),
     (lambda f, t: ["predict", str(f), "--output", "x.csv"], "holds no model; did you mean"),
-    (lambda f, t: ["prune", str(f), "--output-dir", f"{f}/refused"], "holds no model; did you mean"),
 ]  # fmt: skip
 
 
@@ -303,16 +247,3 @@ def test_wrong_situations(
     assert_refused(arguments(folder, tmp_path), folder / "refused", message, capsys)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert not list((tmp_path / "here").iterdir())
-
-
-def test_checkpoint_of_another_method_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    place = tiny.unfinished(Path(shutil.copytree(folder / "run", tmp_path / "run")))
-    for state in place.glob("checkpoint-*/attendrop_state.json"):
-        state.write_text(state.read_text().replace("ad-drop ", "xx").replace('"ad-drop"', '"finetune"'))
-        manifest = state.with_name("attendrop_manifest.json")
-        files = json.loads(manifest.read_text())
-        files["files"][state.name] = sha256(state)
-        manifest.write_text(json.dumps(files))
-    arguments = train_arguments(folder, "run", "--resume", "--output-dir", f"{tmp_path}/run")
-    assert cli.main(arguments) == 2
-    assert "is from method 'finetune', not from 'ad-drop'" in capsys.readouterr().err

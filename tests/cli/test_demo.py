@@ -12,8 +12,7 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
-from attendrop.cli import demo
-from attendrop.cli.demo_messages import generate_messages, write_messages
+from attendrop.cli.demo import write_messages
 from attendrop.studies.comparison import Comparison
 
 SHA256 = {
@@ -58,20 +57,3 @@ def test_the_demonstration_is_a_comparison(tmp_path: Path, capsys: Captured, mon
     assert (compared.config.train_file, compared.config.eval_file) == tuple(
         f"{tmp_path}/demo/{name}" for name in SHA256
     )
-
-
-@pytest.mark.slow
-def test_the_demonstration_answers(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = generate_messages()
-    monkeypatch.setattr(
-        "attendrop.cli.demo_messages.generate_messages", lambda draw, test_rows: (rows[0], rows[1][:96])
-    )
-    model = tiny.save_tiny_bert(tmp_path / "model")
-    monkeypatch.setattr(demo, "SETTINGS", [*demo.SETTINGS, "--max-steps", "2", "--max-length", "24"])
-    asked = ["demo", "--model", str(model), "--seeds", "1", "--workers", "0", "--output-dir", str(tmp_path / "demo")]
-    assert cli.main(asked) == 0
-    out = capsys.readouterr().out
-    assert f"accuracy of {model} on test.csv (96 rows), trained on train.csv:" in out
-    compared = {"finetune", "ad-drop", "frozen", "tfidf", "majority"}
-    assert {line.split("  ")[0] for line in out.splitlines()} >= compared
-    assert f"attendrop predict {tmp_path / 'demo' / 'answer' / 'best'}" in out

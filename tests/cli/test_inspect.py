@@ -100,12 +100,6 @@ def test_ratings_are_classes_unless_said_otherwise(tmp_path: Path, capsys: Captu
         assert ("(5 classes; if they are ratings, --label-type number)." in capsys.readouterr().out) is hint
 
 
-def test_the_commands_leave_out_words_for_missing_numbers(tmp_path: Path, capsys: Captured) -> None:
-    write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}", "score": ["1.5", "2", "-"][n % 3]} for n in range(9)])
-    assert cli.main(["inspect", str(tmp_path / "a.jsonl")]) == 0
-    assert capsys.readouterr().out.endswith(" --label-column score --label-type number --skip-bad-rows\n")
-
-
 def test_labels_whose_kind_is_unclear_are_doubtful_and_refused_by_a_run(tmp_path: Path, capsys: Captured) -> None:
     file = str(tmp_path / "a.jsonl")
     mixed = [{"text": f"a b c {n}", "label": ["1", "x", ""][n % 3]} for n in range(9)]
@@ -228,35 +222,6 @@ def test_columns_of_zeros_and_ones_may_be_labels_together(tmp_path: Path, capsys
     ]
     assert "label 'toxic,spam,rude' (3 labels, several of a row)" in shown
     assert "attendrop train" in shown and "--label-column toxic,spam,rude --label-type labels" in shown
-
-
-def test_messages_name_fifty_of_many_columns(tmp_path: Path) -> None:
-    names, file = [f"label{number}" for number in range(300)], tmp_path / "data.csv"
-    lines = [",".join([f"message {row} of a customer", *"01" * 150]) for row in range(9)]
-    file.write_text("\n".join([",".join(["text", *names]), *lines, ",".join(["the last message", *"10" * 150])]))
-    found = inspect_files(file)
-    assert all(len(doubt) < 1500 for doubt in found.doubts().values())
-    assert ",label49,... if a row may have several labels" in found.doubts()["label_column"]
-    with pytest.raises(AttendropError, match=r"hold the labels.*; name them, of 'text', .*, 251 more") as refused:
-        RunConfig(model="m", output_dir="r", train_file=str(file), method="finetune")
-    assert len(str(refused.value)) < 3000
-    with pytest.raises(AttendropError, match=r"has no column 'x'; its columns are 'text', .*, 251 more[.]$"):
-        check_files(str(file), None, text_columns=["text"], label_column="x")
-
-
-def test_months_are_no_labels_and_other_columns_that_may_be_are_named(tmp_path: Path, capsys: Captured) -> None:
-    lines = [f"message {n} of a customer,{'abc'[n % 3]},{'xy'[n % 2]},2026-0{n % 3 + 1}" for n in range(30)]
-    (tmp_path / "data.csv").write_text("\n".join(["text,bereich,kanal,monat", *lines]))
-    assert cli.main(["inspect", str(tmp_path / "data.csv")]) == 0
-    assert "- The labels may also be in 'bereich': name their column with --label-column." in capsys.readouterr().out
-    given = inspect_files(str(tmp_path / "data.csv"), label_column="bereich")
-    assert {column.name: column.role for column in given.columns}["monat"] == "date"
-    assert "label_column" not in given.doubts()
-    lines.append("a message without a month,a,x,")
-    (tmp_path / "named.csv").write_text("\n".join(["text,Kategorie,kanal,der Monat", *lines]))
-    assert inspect_files(str(tmp_path / "named.csv")).doubts().keys() & {"label_column"} == set()
-    assert cli.main(["inspect", str(tmp_path / "named.csv")]) == 0
-    assert "With --ood-column 'der Monat', it also scores" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("label", [{}, {"label": "good"}])

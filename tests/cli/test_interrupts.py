@@ -34,7 +34,7 @@ def test_a_run_is_resumed_as_the_sentence_says(folder: Path, capsys: Captured, m
     assert tiny.read_metrics(folder / "interrupted")["steps"] == 10
 
 
-@pytest.mark.parametrize("place", ["app.command", "listings.show"])
+@pytest.mark.parametrize("place", ["app.command", "app.show"])
 def test_while_it_starts_too(place: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a command is known, where typer does not see it, and in a command, where it does."""
 

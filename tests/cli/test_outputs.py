@@ -17,14 +17,11 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
-from attendrop.cli.console import messages
+from attendrop.cli.app import messages
 from attendrop.cli.progress import StudyProgress
-from attendrop.runs.config import Source, default_output_dir
-from attendrop.runs.inference import predict
+from attendrop.runs.config import default_output_dir
 from attendrop.runs.train import train
-from attendrop.studies.units import Event, Unit
-from attendrop.support.files import check_output
-from attendrop.tasks.table import BadRows, read_table
+from attendrop.studies.run_specs import Event, RunSpec
 
 PLAIN = {"method": "finetune", "epochs": 1}
 
@@ -67,7 +64,6 @@ IS_READ = "which is read; name another."
         ("mine.csv", [], "The file 'mine.csv' exists; --overwrite replaces it, or name another."),
         ("texts.csv", ["--overwrite"], IS_READ),
         ("hard.csv", ["--overwrite"], IS_READ),
-        ("train.csv", ["--overwrite"], IS_READ),
         ("RUN/metrics.json", ["--overwrite", "--output-format", "jsonl"], IS_READ),
         ("out.csv", ["--skip-bad-rows", "--skipped-file", "texts.csv", "--overwrite"], IS_READ),
         ("sub", ["--output-format", "csv"], "The output 'sub' is a folder; name a file."),
@@ -80,6 +76,10 @@ def test_predictions_replace_nothing(
     arguments = ["predict", f"{folder}/run", "--predict-file", "texts.csv", "--output", output, *more]
     assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
+    if output == "mine.csv":  # unless they are told to
+        (here / "out.csv").write_text("older predictions")
+        assert cli.main([*arguments[:-1], "out.csv", "--overwrite", "--quiet"]) == 0
+        assert len((here / "out.csv").read_text().splitlines()) == 13
 
 
 COMMANDS = [
@@ -118,23 +118,6 @@ def test_a_target_that_cannot_be_written_is_refused_before_a_model_is_loaded(
     (here / "study.yaml").unlink()
 
 
-def test_predictions_replace_a_file_if_they_are_told_to(folder: Path, here: Path) -> None:
-    (here / "out.csv").write_text("older predictions")
-    arguments = ["predict", f"{folder}/run", "--predict-file", "texts.csv", "--output", "out.csv", "--quiet"]
-    assert cli.main(arguments) == 2
-    assert cli.main([*arguments, "--overwrite"]) == 0
-    assert len((here / "out.csv").read_text().splitlines()) == 13
-
-
-def test_files_of_a_task_are_not_replaced(folder: Path, tmp_path: Path) -> None:
-    rte = tmp_path / "glue" / "RTE"
-    rte.mkdir(parents=True)
-    (rte / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tthe cat\ta dog\n")
-    source = Source(task="rte", data_dir=str(tmp_path), overwrite=True)
-    with pytest.raises(AttendropError, match=IS_READ):
-        predict(str(folder / "run"), source, str(rte / "test.tsv"))
-
-
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
@@ -162,38 +145,11 @@ def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path
 # What cannot be trained -----------------------------------------------------------------------------------------------
 
 
-def test_advice_names_what_made_training_diverge(folder: Path, tmp_path: Path) -> None:
-    options = {"learning_rate": 1e30, "method": "r-drop", "options": {"alpha": 1e3}}
-    with pytest.raises(AttendropError, match=r"Training diverged: .* learning-rate is 1e\+30 and alpha is 1000\.$"):
-        train(tiny.config(folder, str(tmp_path / "run"), **options))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_fp16_without_a_gpu_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match="fp16 needs a GPU"):
         train(tiny.config(folder, str(tmp_path / "run"), fp16=True))
     assert not (tmp_path / "run").exists()
-
-
-def test_half_a_character_is_a_bad_row(tmp_path: Path) -> None:
-    for line in (rb'{"text": "\ud83d!"}', rb'{"text\uDE00": "a"}', rb'{"text": ["\ud83d"]}'):
-        (tmp_path / "bad.jsonl").write_bytes(line + b"\n" + rb'{"text": "\ud83d\ude00"}' + b"\n")
-        with pytest.raises(AttendropError, match=r"line 1: '.*' is half of a surrogate pair"):
-            read_table(tmp_path / "bad.jsonl")
-        bad = BadRows(skip=True)
-        assert read_table(tmp_path / "bad.jsonl", bad).column("text") == ["\U0001f600"]
-        assert len(bad.skipped) == 1
-
-
-def test_fields_may_be_long(tmp_path: Path) -> None:
-    (tmp_path / "long.csv").write_text("text,label\n" + "word " * 40_000 + ",yes\n")
-    assert len(read_table(tmp_path / "long.csv").column("text")[0]) == 200_000
-
-
-def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(AttendropError, match="is a device or a pipe"):
-        check_output(tmp_path / "pipe", [], overwrite=True)
 
 
 def test_a_full_disk_is_told_to_fit_the_command(
@@ -215,7 +171,7 @@ def test_a_command_warns_once_of_a_file(folder: Path, capsys: Captured) -> None:
     with messages(quiet=True) as console, closing(StudyProgress(console, quiet=True)) as progress:
         for text in ("of a file", "of a file", "of another"):
             warnings.warn(text, stacklevel=1)
-            progress(Event("warning", Unit(tiny.config(folder)), Path("run"), text=text))  # a worker read it, too
+            progress(Event("warning", RunSpec(tiny.config(folder)), Path("run"), text=text))  # a worker read it, too
             logging.getLogger("attendrop.somewhere").warning("of a run")
     shown = capsys.readouterr().err.splitlines()
     run = "Warning: of a run"

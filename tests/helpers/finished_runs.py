@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.runs.train import train
-from attendrop.studies.units import BASELINES
+from attendrop.studies.run_specs import BASELINES
 from attendrop.support.files import write_json, write_text
 from helpers import tiny
 
@@ -71,7 +71,7 @@ def write_run(
         "selection_score": None,
         "score": score,
         "all_scores": {"dev": {"accuracy": score}},
-        # Rows add no noise: what is said of new rows is the paired t test of the seeds.
+        # Rows add no noise: the interval is that of the paired t test of the seeds.
         "row_scores": {"rows": 2000, "data": task, "blocks": [score] * 100},
         **({} if baseline else trained),
         "train_seconds": 0.5 if baseline else 20.0 if method == "finetune" else 35.0,

@@ -114,7 +114,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert values(gain, "difference [95 %]")[1][0].startswith("+0.100 [+")
     assert values(gain, "difference [95 %]")[2][0].startswith("-0.505")
     beyond = " What is beyond the frame stands among the values."
-    assert gain.caption.endswith(f"Bars: 95 % intervals on new rows.{beyond}")
+    assert gain.caption.endswith(f"Bars: 95 % CI (seeds × examples).{beyond}")
     low, high = encoding(gain, "y")["scale"]["domain"]
     assert -0.2 < low < 0 < 0.1 < high
     assert values(scores, "method", "accuracy", "95 % interval beside the reference")[:2] == [

@@ -65,7 +65,7 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert found["answers"]["cola"][0].startswith(decision)
     html, page = (study / "report" / "report.html").read_text(), page_of(study)
     assert decision in page
-    assert "0.615 accuracy of r-drop ± 0.013 over 4 seeds +0.100 r-drop minus finetune 95 % interval on new" in page
+    assert "0.615 accuracy of r-drop ± 0.013 over 4 seeds +0.100 r-drop minus finetune 95 % CI (seeds" in page
     assert "1.8x time of training of r-drop relative to plain fine-tuning" in page
     assert "r-drop 4 0.615 ± 0.013 +0.100" in page
     spec = re.search(r'<script type="application/json" id="figure-1">(.*?)</script>', html, re.DOTALL)

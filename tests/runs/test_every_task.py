@@ -28,7 +28,7 @@ from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.inference import predict
 from attendrop.runs.train import train
 from attendrop.studies.compare import compare
-from attendrop.studies.units import CHEAP
+from attendrop.studies.run_specs import CHEAP
 from attendrop.support.files import finite
 from attendrop.tasks.row_scores import PREDICTIONS, RowScores
 

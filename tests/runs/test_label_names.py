@@ -18,7 +18,7 @@ from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import open_runner
-from attendrop.studies.units import Unit
+from attendrop.studies.run_specs import RunSpec
 from attendrop.tasks.class_names import unlabelled_decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -323,9 +323,9 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any], content: str | 
 def test_runs_without_them_keep_their_folder_in_a_study_and_files_have_their_own(data: Path) -> None:
     write_texts(data / "others.csv", texts(200, 9))
     given = (None, str(data / "texts.csv"), str(data / "others.csv"))
-    units = [Unit(config_with(data, unlabelled=each)) for each in given]
+    specs = [RunSpec(config_with(data, unlabelled=each)) for each in given]
     with open_runner(data / "study", workers=0) as runner:
-        assert len({runner.folder_of(unit) for unit in units}) == len(given)
-    (data / "run.yaml").write_text(run_file(units[1].config))
+        assert len({runner.folder_of(spec) for spec in specs}) == len(given)
+    (data / "run.yaml").write_text(run_file(specs[1].config))
     again = read_run_file(str(data / "run.yaml"))
-    assert RunConfig(**again | {"seed": 0, "output_dir": units[1].config.output_dir}) == units[1].config
+    assert RunConfig(**again | {"seed": 0, "output_dir": specs[1].config.output_dir}) == specs[1].config

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
+import torch
 from helpers import tiny
 
 import attendrop
@@ -18,14 +19,16 @@ from attendrop.reports.attention_maps import load_stages
 from attendrop.runs.config import RunConfig, Source, partial_of
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import BaselineModel
 from attendrop.runs.prune import prune_run
+from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
-from attendrop.studies.baselines import run_baseline
+from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
 from attendrop.tasks.row_scores import PREDICTIONS
-from attendrop.tasks.types.classification import Classification
+from attendrop.tasks.tokenization import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
@@ -92,7 +95,8 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
 
     def remembering(self: Any, rows: Any) -> Any:
         seen.append(rows["index"][:])
-        return baselines._Fit(BaselineModel("majority", self.task_type, self.tokenizer, np.eye(4)[0]))
+        model = BaselineModel("majority", self.task_type, self.tokenizer, np.eye(4)[0])
+        return baselines._Fit(model, lambda rows: model.constant(columns_of(rows)), {})
 
     monkeypatch.setattr(baselines._Baseline, "constant", remembering)
     metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")
@@ -102,25 +106,6 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
     seen.clear()
     run_baseline(config(folder, "paper", protocol="paper"), "majority")
     assert [len(rows) for rows in seen] == [40, 40]
-
-
-@pytest.mark.parametrize("name", ["majority", "tfidf"])
-def test_baselines_are_fitted_and_scored_on_the_targets_of_the_head(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The labels of a data set are what the head makes of a file; its targets are what a model learns."""
-    expected = run_baseline(config(folder, f"labels-{name}"), name)
-    numbers, targets = Classification.read_labels, Classification.targets
-    moved = {
-        "read_labels": lambda self, values: [10 + number for number in numbers(self, values)],
-        "targets": lambda self, labels, *others: targets(self, [label - 10 for label in labels], *others),
-        "strata_of": lambda self, rows: [label - 10 for label in rows["label"][:]],
-    }
-    for method, function in moved.items():
-        monkeypatch.setattr(Classification, method, function)
-    found = run_baseline(config(folder, f"targets-{name}"), name)
-    for key in ("all_scores", "selection_score", "predicted"):
-        assert found[key] == expected[key]
 
 
 # Folders -------------------------------------------------------------------------------------------------------------
@@ -197,3 +182,45 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(AttendropError, match=r"the SHA-256 of baseline\.safetensors is not that in its run\.json"):
         attendrop.load(place)
+
+
+# SetFit --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Options of a run of single texts, for which SetFit trains for three steps."""
+    monkeypatch.setattr(baselines, "steps", lambda rows, batch_size: 6)
+    one: dict[str, Any] = {"text_columns": ("sentence1",), "selection_fraction": 0.0, "method": "finetune"}
+    return lambda **options: tiny.config(folder, **(one | options))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_encoder_learns_and_nothing_else_changes(few_steps: Any) -> None:
+    run, tuned = resolve_run(few_steps()), []
+    rows, task_type = run.parts.train, run.task.type
+    for _ in range(2):
+        model, tokenizer = load_for(run.config.model, run.task)[:2]
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        state = torch.get_rng_state()
+        tune_on_pairs(model, tokenizer, task_type.texts(rows), task_type.strata_of(rows), run.config)
+        assert torch.equal(torch.get_rng_state(), state)
+        after = model.state_dict()
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        assert changed and all("encoder" in name or "embeddings" in name for name in changed)
+        tuned.append({name: after[name] for name in changed})
+    assert all(torch.equal(value, tuned[1][name]) for name, value in tuned[0].items())
+    scored = run_baseline(few_steps(output="scored"), "setfit", keep_model=True)
+    assert scored["method"] == "setfit" and scored["row_scores"]["rows"] == 24
+    found = evaluate(scored["output_dir"], Source(file=few_steps().eval_file, device="cpu"))
+    assert found["score"] == scored["score"]
+
+
+def test_what_setfit_cannot_learn_from_is_refused(folder: Path, few_steps: Any) -> None:
+    assert "setfit" in defined_for(resolve_run(few_steps()).task)
+    for options in ({"text_columns": ("sentence1", "sentence2")}, {"label_type": "labels"}):
+        with pytest.raises(AttendropError, match=r"'setfit' is not defined .* choose from majority, tfidf, frozen"):
+            run_baseline(few_steps(output=str(len(options)) + "refused", **options), "setfit")
+    tiny.save_tiny_gpt2(folder / "gpt2")
+    with pytest.raises(AttendropError, match="for encoders"):
+        run_baseline(few_steps(model=str(folder / "gpt2"), output="gpt2-run"), "setfit")

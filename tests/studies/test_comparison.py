@@ -1,9 +1,12 @@
-"""Comparisons: what is run, and whole ones on tiny models."""
+"""Comparisons: what is asked for, the search of settings, the model that is kept, and whole ones on tiny models."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import shutil
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +18,26 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
-from attendrop.runs.config import partial_of
+from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies import compare as compare_module
-from attendrop.studies.compare import MOST_FACTOR, best_model, final_units, run_comparison
-from attendrop.studies.comparison import Comparison, MethodSetting, check_record, record_of
-from attendrop.studies.units import Result, Unit
-from attendrop.studies.workers import Workers
+from attendrop.studies.answer import answer
+from attendrop.studies.compare import (
+    MOST_FACTOR,
+    SELECTION_FRACTION,
+    Trial,
+    best_model,
+    choose,
+    final_runs,
+    run_comparison,
+    search_settings,
+)
+from attendrop.studies.comparison import Comparison, MethodSetting
+from attendrop.studies.run_specs import BASELINES, Event, RunSpec
 
-RUN_OPTIONS = ("model", "train_file", "eval_file", "shots", "max_steps")
+RUN_OPTIONS = ("model", "train_file", "eval_file", "test_fraction", "shots", "max_steps")
+DEFAULT = MethodSetting("ad-drop")
+OTHER = MethodSetting("ad-drop", {"p": 0.5})
 
 
 @pytest.fixture
@@ -40,28 +54,30 @@ def comparison(folder: Path, **options: Any) -> Comparison:
     return Comparison(config=config, output_dir=str(folder / "answer"), **(chosen | options))
 
 
-# What is run ----------------------------------------------------------------------------------------------------------
+# What is asked for ----------------------------------------------------------------------------------------------------
 
 
 class Runner:
-    """Units that are scored by a function of theirs."""
+    """Scores runs by a function, instead of performing them; the data decide some options of the default."""
 
-    def __init__(self, score: Any = lambda unit: 0.5) -> None:
-        self.score = score
-        self.asked: list[Unit] = []
-        self.workers = Workers()
+    def __init__(self, score: Any = lambda spec: 0.5, decided: Any = None) -> None:
+        self.score, self.decided = score, decided or {}
+        self.asked: list[RunSpec] = []
 
-    def run(self, units: list[Unit], on_event: Any = None) -> list[Result]:
+    def run(self, specs: list[RunSpec], on_event: Any = None) -> list[Event]:
         results = []
-        for unit in units:
-            self.asked.append(unit)
-            found = self.score(unit)
-            metrics = unit.described() | {"selection_score": found, "score": found}
-            metrics |= {"task": "files", "model": "m", "metric": "accuracy", "train_seconds": 1.0}
-            metrics |= {"training": {"learning_rate": unit.config.learning_rate}, "data": {"rows": {"dev": 12}}}
-            result = Result(unit, Path(repr(unit)), metrics)
-            results.append(result if found is not None else replace(result, metrics=None, error="luck"))
+        for spec in specs:
+            self.asked.append(spec)
+            found = self.score(spec)
+            metrics = spec.described() | {"selection_score": found, "score": found, "train_seconds": 1.0}
+            metrics |= {"task": "files", "model": "m", "metric": "accuracy", "data": {"rows": {"dev": 12}}}
+            metrics["training"] = {"learning_rate": spec.config.learning_rate or 0.01}
+            metrics["options"] = {} if spec.baseline else spec.config.regularizer.options() | self.decided
+            done: Any = ("finished", metrics) if found is not None else ("failed", None, "luck")
+            results.append(Event(done[0], spec, Path(repr(spec)), *done[1:]))
         return results
+
+    def release(self) -> None: ...
 
 
 @pytest.fixture
@@ -71,42 +87,27 @@ def run_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda runner: monkeypatch.setattr(compare_module, "open_runner", lambda *_, **__: nullcontext(runner))
 
 
-def test_settings_with_learning_rates_are_rows_of_their_own(folder: Path, run_by: Any) -> None:
-    pytest.importorskip("optuna")
-    rates = {4e-3: 0.9, 2e-3: 0.7}
-    runner, planned = (
-        Runner(lambda unit: rates.get(unit.config.learning_rate, 0.5) if unit.method == "mixout" else 0.6),
-        [],
-    )
-    run_by(runner)
-    given = ["mixout", MethodSetting("mixout", {"p": 0.9}, 4e-3), MethodSetting("mixout", {"p": "0.7"}, 2e-3)]
-    of = comparison(folder, methods=given, keep_best=False, trials=6, folds=1)
-    outcome = run_comparison(of, on_plan=planned.append)
-    means = {row.label: row.mean for row in outcome.answer.rows if row.method == "mixout"}
-    assert means == {"mixout": 0.5, "mixout p=0.9 learning_rate=0.004": 0.9, "mixout learning_rate=0.002": 0.7}
-    assert {trial.setting.learning_rate for trial in outcome.trials["mixout"]} == {None}  # each stays what it is
-    searched = [trial.setting.learning_rate for trial in outcome.trials["finetune"]]
-    usual = of.config.learning_rate
-    assert usual is not None and None in searched
-    assert all(usual / MOST_FACTOR <= rate <= usual * MOST_FACTOR for rate in searched if rate is not None)
-    assert planned[0] == 4 * 6 + 2 * 5 and planned[1] == len(runner.asked)  # one that is proposed twice is tried once
-    units, labels = final_units(of, {each.label: each for each in of.methods})
-    results = [replace(each, label=label) for each, label in zip(Runner().run(units), labels, strict=True)]
+def test_settings_with_learning_rates_are_rows_of_their_own(folder: Path) -> None:
+    of = comparison(folder, methods=["mixout", MethodSetting("mixout", {"p": "0.9"}, 4e-3)])
+    results = Runner().run(final_runs(of, {each.label: each for each in of.methods}))
+    assert {row.label for row in answer([each.run for each in results]).rows} == {
+        *("finetune", "mixout", "mixout p=0.9 learning_rate=0.004", "majority"),
+    }
     recommended: Any = SimpleNamespace(use="mixout p=0.9 learning_rate=0.004")
     kept = best_model(recommended, results, of.config, resolve_run(of.config).task.type, folder)
     assert (kept.config.learning_rate, kept.options["p"]) == (4e-3, 0.9)
 
 
 def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path, run_by: Any) -> None:
-    runner, planned = Runner(lambda unit: None if unit.method == "mixout" else 0.5), list[int]()
+    runner, planned = Runner(lambda spec: None if spec.method == "mixout" else 0.5), list[int]()
     run_by(runner)
     outcome = run_comparison(comparison(folder, keep_best=False), on_plan=planned.append)
-    assert [(unit.method, unit.config.seed) for unit in runner.asked] == [
+    assert [(spec.method, spec.config.seed) for spec in runner.asked] == [
         (method, seed) for seed in range(2) for method in ("finetune", "mixout", "majority")
     ]
     assert planned == [6]
     assert "mixout with seed 0 (luck); mixout with seed 1 (luck)" in outcome.answer.notes[0]
-    run_by(Runner(lambda unit: None if unit.method == "finetune" else 0.5))
+    run_by(Runner(lambda spec: None if spec.method == "finetune" else 0.5))
     with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
         run_comparison(comparison(folder, keep_best=False))
 
@@ -114,13 +115,15 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
 def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: Any) -> None:
     pytest.importorskip("optuna")
     scores = {0.5: None, 0.9: 0.9}  # of mixout's p; runs with 0.5 diverge
-    runner = Runner(lambda unit: scores.get(unit.options.get("p"), 0.5))
+    runner = Runner(lambda spec: scores.get(spec.options.get("p"), 0.5))
     run_by(runner)
-    outcome = run_comparison(comparison(folder, trials=12, folds=1, keep_best=False))
-    final = [unit for unit in runner.asked if unit.method == "mixout" and unit.config.seed < 2]
-    assert len(final) == 2 and {unit.options["p"] for unit in final} == {0.9}
+    planned: list[int] = []
+    outcome = run_comparison(comparison(folder, trials=12, folds=1, keep_best=False), on_plan=planned.append)
+    final = [spec for spec in runner.asked if spec.method == "mixout" and spec.config.seed < 2]
+    assert len(final) == 2 and {spec.options["p"] for spec in final} == {0.9}
     found = outcome.as_dict()
     assert found["chosen"]["mixout"].startswith("p=0.9")
+    assert planned == [2 * 12 + 2 * 3, len(runner.asked)]
     failed = [trial["scores"] for trial in found["trials"]["mixout"] if trial["setting"].startswith("p=0.5")]
     assert failed and all(scores == [None] for scores in failed)
     tried = len(found["trials"]["mixout"])
@@ -141,13 +144,6 @@ def test_the_answer_is_written_whatever_becomes_of_the_model(
     assert json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))["best"] is None
 
 
-def test_methods_that_cannot_act_on_the_model_are_refused_before_others_train(folder: Path) -> None:
-    outside = [MethodSetting("ad-drop"), MethodSetting("ad-drop", {"layers": "7"}), MethodSetting("mixout")]
-    with pytest.raises(AttendropError, match=r"^ad-drop layers=7 cannot act on .* by --methods\. layers="):
-        run_comparison(comparison(folder, methods=outside))
-    assert not (folder / "answer").exists()
-
-
 def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Comparison] = []
     monkeypatch.setattr(compare_module, "run_comparison", lambda comparison, **_: asked.append(comparison))
@@ -164,13 +160,12 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[1].config.train_file == data["train_file"]
     slower = MethodSetting("finetune", learning_rate=1e-3)
     assert replace(asked[0], methods=["r-drop", slower]).methods == (slower, MethodSetting("r-drop"))
-    with pytest.raises(AttendropError, match="compare has no option 'method'; did you mean 'methods'"):
-        attendrop.compare(output_dir="answer", method="r-drop", **data)
     both = replace(asked[0], methods=MethodSetting("ad-drop+r-drop", {"ad_drop": {"p": 0.3}, "r-drop.alpha": 2.0}))
     assert both.methods[1].options == {"ad-drop.p": 0.3, "r-drop.alpha": 2.0}  # by any of their names
-    with pytest.raises(AttendropError, match="test-fraction 0 sets no rows aside"):
-        attendrop.compare(output_dir="answer", **data, test_fraction=0)
-    assert comparison(folder).config.test_fraction == 0.0  # there are evaluation data
+    for wrong, told in (({"method": "r-drop"}, "no option 'method'; did you mean 'methods'"),
+                        ({"test_fraction": 0}, "test-fraction 0 sets no rows aside")):  # fmt: skip
+        with pytest.raises(AttendropError, match=told):
+            attendrop.compare(output_dir="answer", **data, **wrong)
 
 
 @pytest.mark.parametrize(
@@ -178,17 +173,170 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
         ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
-        (
-            {"methods": ["finetune", MethodSetting("finetune", {}, 1e-3)]},
-            "finetune learning_rate=0.001 is to be compared",
-        ),
+        ({"methods": ["finetune", MethodSetting("finetune", {}, 1e-3)]}, "finetune learning_rate=0.001 is to be"),
         ({"methods": [ADDrop]}, r"A method is an object, such as ADDrop\(\), and not "),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
+        (
+            {"methods": [DEFAULT, MethodSetting("ad-drop", {"layers": "7"}), MethodSetting("mixout")]},
+            r"^ad-drop layers=7 cannot act on .* by --methods\. layers=",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_what_makes_no_sense_is_refused_before_others_train(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(AttendropError, match=message):
-        comparison(folder, **options)
+        run_comparison(comparison(folder, **options))
+    assert not (folder / "answer").exists()
+
+
+# The search of settings ----------------------------------------------------------------------------------------------
+
+
+def search(folder: Path, runner: Runner, *defaults: MethodSetting, seed: int = 0, **options: Any) -> Any:
+    pytest.importorskip("optuna")
+    config = tiny.config(folder, method="finetune", seed=seed, learning_rate=None, **options.pop("run", {}))
+    chosen: dict[str, Any] = {"trials": 6, "folds": 2} | options
+    return search_settings(config, defaults or (MethodSetting("finetune"), DEFAULT), perform=runner.run, **chosen)
+
+
+def test_all_methods_have_the_same_number_of_settings_each_once_and_the_same_again(folder: Path) -> None:
+    """So a search that was stopped goes on with its finished runs: the seed and the scores decide."""
+    found = search(folder, Runner(), trials=5)
+    assert {name: len(trials) for name, trials in found.items()} == {"finetune": 5, "ad-drop": 5}
+    for name, trials in found.items():
+        assert trials[0].setting == MethodSetting(name)
+        assert len({repr(trial.setting) for trial in trials}) == 5
+        assert all(trial.scores == [0.5, 0.5] for trial in trials)
+    assert all(trial.setting.options == {} for trial in found["finetune"])
+    rates = [trial.setting.learning_rate for trial in found["finetune"][1:]]
+    assert all(0.01 / MOST_FACTOR <= rate <= 0.01 * MOST_FACTOR for rate in rates)
+    score = {"score": lambda spec: -abs(math.log(spec.config.learning_rate or 0.01) + 5)}
+    one, other = (search(folder, Runner(**score), trials=9) for _ in range(2))
+    assert one == other and search(folder, Runner(**score), trials=5)["ad-drop"] == one["ad-drop"][:5]
+    assert search(folder, Runner(**score), trials=9, seed=1) != one
+    assert search(folder, Runner(lambda spec: -score["score"](spec)), trials=9) != one
+
+
+def test_settings_are_around_what_the_data_decided_and_keep_what_they_differ_in(folder: Path) -> None:
+    """What the data decided is not given, so that it is searched, too."""
+    runner = Runner(decided={"p": 0.3, "attribution": "recorded", "layers": "all"})
+    found = search(folder, runner, DEFAULT, trials=12)["ad-drop"]
+    changed = [trial.setting.options for trial in found[1:] if trial.setting.options]
+    assert found[0].setting.options == {} and {options["attribution"] for options in changed} == {"recorded"}
+    assert len({options["p"] for options in changed}) > 1
+    found = search(
+        folder, Runner(), DEFAULT, OTHER, MethodSetting("mixout"), MethodSetting("ad-drop+r-drop"), trials=12
+    )
+    tried = {label: [trial.setting.options for trial in trials] for label, trials in found.items()}
+    assert all("p" not in options or options["p"] == 0.1 for options in tried["ad-drop"])
+    assert all(options["p"] == 0.5 for options in tried["ad-drop p=0.5"])
+    assert any("p" in options for options in tried["mixout"])
+    assert {"ad-drop.p", "r-drop.alpha"} <= {name for options in tried["ad-drop+r-drop"] for name in options}
+
+
+def test_settings_are_scored_on_held_out_rows_and_a_default_that_fails_is_not_searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(lambda spec: None if spec.method == "ad-drop" else 0.5)
+    found = search(folder, runner, run={"protocol": "paper"})
+    assert [len(found[name]) for name in ("finetune", "ad-drop")] == [6, 1]
+    assert {spec.config.seed for spec in runner.asked} == {1000, 1001}
+    held_out = {(spec.config.selection_fraction, spec.config.protocol) for spec in runner.asked}
+    assert held_out == {(SELECTION_FRACTION, "held-out")}
+    with pytest.raises(AttendropError, match="No run succeeded; the first error: luck"):
+        search(folder, Runner(lambda spec: None))
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(AttendropError, match=r"--trials needs optuna; run `pip install 'attendrop\[search\]'`"):
+        search_settings(tiny.config(folder), [DEFAULT], trials=2, folds=2, perform=Runner().run)
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "chosen"),
+    [
+        ([0.5, 0.5, 0.5], [0.9, 0.3, 0.4], DEFAULT),  # better on average by less than its standard error
+        ([0.5, 0.5, 0.5], [0.62, 0.48, 0.55], OTHER),  # by more than its standard error, less than its deviation
+        ([0.5, 0.5, 0.5], [0.9, None, 0.9], DEFAULT),
+        ([None, 0.8, 0.8], [0.1, 0.8, 0.81], DEFAULT),  # better by no more than its standard error where both ran
+        ([None, 0.8, 0.8], [0.1, 0.9, 0.9], OTHER),
+        ([None, None, None], [0.1, 0.2, 0.1], OTHER),
+        ([0.5], [0.6], OTHER),
+    ],
+)
+def test_the_default_is_left_only_for_more_than_a_standard_error(
+    default: list[float | None], other: list[float | None], chosen: MethodSetting
+) -> None:
+    assert choose([Trial(DEFAULT, default), Trial(OTHER, other)]) == chosen
+
+
+# The model that is kept: whatever is recommended, its run can be made ---------------------------------------------
+
+
+def kept(config: RunConfig, recommended: str, decided: dict[str, Any] | None = None) -> tuple[str | None, RunConfig]:
+    """Choose the model of a comparison with a best method, and resolve its run as training would.
+
+    Its data ``decided`` on these options of the methods, if any.
+    """
+    results = []
+    for name, level in {"finetune": 0.7, recommended: 0.9}.items():
+        baseline = name if name in BASELINES else None
+        options = {"reward_data": "eval"} if name == "attendout" else {}
+        own = dataclasses.replace(config, method="finetune" if baseline else name, options=options)
+        for seed in range(5):
+            score = level + seed / 1000
+            metrics: dict[str, Any] = {
+                "task": "files",
+                "model": "m",
+                "metric": "accuracy",
+                "method": name,
+                "seed": seed,
+            }
+            own_options = own.regularizer.options() | (decided or {} if name != "finetune" else {})
+            metrics |= {"options": {} if baseline else own_options, "score": score, "train_seconds": 1.0}
+            metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
+            metrics |= {"row_scores": {"rows": 3000, "data": "", "blocks": [score] * 100}}
+            spec = RunSpec(dataclasses.replace(own, seed=seed), baseline)
+            results.append(Event("finished", spec, Path(f"{name}-{seed}"), metrics))
+    found = answer([each.run for each in results])
+    wanted = best_model(found, results, config, resolve_run(config).task.type, Path(config.output_dir))
+    assert wanted.keep_model
+    return wanted.baseline, resolve_run(wanted.config).config
+
+
+ALL = {"test_fraction": 0.0}
+FROZEN = ALL | {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean", "lora": None, "patience": None}
+HELD = {"test_fraction": 0.25}  # rows that a run needs stay held out
+
+
+@pytest.mark.parametrize(
+    ("options", "recommended", "baseline", "expected"),
+    [
+        ({}, "mixout", None, ALL | {"method": "mixout", "seed": 0, "selection_fraction": 0.0, "refit": False}),
+        ({"lora": {"r": 2}, "patience": 2}, "frozen", None, FROZEN),  # a linear model on the encoder
+        ({"protocol": "paper"}, "tfidf", "tfidf", ALL | {"protocol": "held-out"}),  # no model of transformers
+        ({"model": "gpt2"}, "frozen", "frozen", ALL | {"protocol": "held-out"}),
+        ({"patience": 2}, "mixout", None, ALL),
+        ({"protocol": "paper"}, "mixout", None, HELD),  # chooses the epoch on the evaluation rows
+        ({}, "attendout", None, HELD),  # is rewarded on them
+    ],
+)
+def test_the_recommended_model_is_trained_on_all_rows(
+    folder: Path, options: dict[str, Any], recommended: str, baseline: str | None, expected: dict[str, Any]
+) -> None:
+    tiny.save_tiny_gpt2(folder / "gpt2")
+    given = {"method": "finetune", "selection_fraction": None, "refit": None, "eval_file": None, "test_fraction": 0.25}
+    given |= options | {"model": f"{folder}/{options.get('model', 'model')}"}
+    found = kept(tiny.config(folder, "answer", **given), recommended)
+    assert found[0] == baseline and found[1].output_dir == f"{folder}/answer/best"
+    assert {name: getattr(found[1], name) for name in expected} == expected
+
+
+def test_what_the_data_decided_for_the_scores_holds_for_the_model(folder: Path) -> None:
+    """On all rows, which may be too many for it, they would decide otherwise."""
+    decided = {"p": 0.3, "attribution": "recorded", "layers": "all"}
+    config = tiny.config(folder, "answer", method="finetune", eval_file=None, test_fraction=0.25)
+    _, found = kept(config, "ad-drop", decided)
+    assert {name: found.options[name] for name in decided} == decided
 
 
 # Whole comparisons ----------------------------------------------------------------------------------------------------
@@ -196,8 +344,8 @@ def test_what_makes_no_sense_is_refused(folder: Path, options: dict[str, Any], m
 
 def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "attendrop")
-    asked, best = comparison(folder, eval_file=None, seeds=1, max_steps=1), folder / "answer" / "best"
-    events: list[Any] = []
+    asked = comparison(folder, eval_file=None, test_fraction=0.25, seeds=1, max_steps=1)
+    best, events = folder / "answer" / "best", list[Any]()
     outcome = run_comparison(asked, workers=0, on_event=events.append)
     assert (events[-1].kind, events[-1].folder, events[-1].metrics) == ("finished", best, tiny.read_metrics(best))
     assert caplog.text.count("Data: classification, 2 classes") == 1  # of the model that is kept
@@ -209,26 +357,19 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     events.clear()
     finished = (best / "metrics.json").stat().st_mtime_ns
     again = run_comparison(replace(asked, seeds=2), workers=0, on_event=events.append)
-    assert [event.unit.config.seed for event in events if event.kind == "finished"] == [1] * 3
+    assert [event.spec.config.seed for event in events if event.kind == "finished"] == [1] * 3
     assert (events[-1].kind, events[-1].folder) == ("kept", best)
     assert {row.n for row in again.answer.rows} == {2}
     assert (best / "metrics.json").stat().st_mtime_ns == finished
     found = json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
     assert (found["best"], found["kept"]) == (str(best), "finetune")
-    assert scores_in_card(best, found) == "2 seeds"
+    card = (best / "README.md").read_text(encoding="utf-8").split("## In the comparison\n\n")[1]
+    row = next(row for row in found["methods"] if row["label"] == found["kept"])
+    assert card.startswith(f"`finetune`: accuracy {row['mean']:.4f} ± {row['std']:.4f} (2 seeds, mean")
+    assert f"on {found['scored_on']}" in card and "(10 rows)" in found["scored_on"]
     best.rename(partial_of(best))  # killed before this model was put in its place
     run_comparison(replace(asked, seeds=2), workers=0)
     assert (best / "metrics.json").stat().st_mtime_ns == finished and not partial_of(best).exists()
-
-
-def scores_in_card(best: Path, found: dict[str, Any]) -> str:
-    """Check that the card has the comparison's score of the method that is kept; return of how many seeds it is."""
-    card = (best / "README.md").read_text(encoding="utf-8")
-    compared = card.split("## In the comparison\n\n")[1].split("\n\n## ")[0]
-    row = next(row for row in found["methods"] if row["label"] == found["kept"])
-    assert f"`{row['label']}`: accuracy {row['mean']:.4f} ± {row['std']:.4f}" in compared
-    assert f"on {found['scored_on']}" in compared and "(10 rows)" in found["scored_on"]
-    return compared.split("standard deviation of ")[1].split(",")[0]
 
 
 @pytest.mark.parametrize(
@@ -236,32 +377,30 @@ def scores_in_card(best: Path, found: dict[str, Any]) -> str:
     [
         ({"changed": "train.csv"}, r"with other content of the data\. Only"),
         ({"changed": "model/config.json"}, r"with other files of the model\. Only"),
-        ({"model": "moved/model"}, None),
+        ({"model": "moved/model", "train_file": "moved/train.csv"}, None),
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
-        ({"eval_file": None}, "with other content of the data; eval_file='dev.csv', not None; test_fraction=0.0, not"),
+        ({"eval_file": None}, "with other content of the data; eval_file='dev.csv', not None. Only"),
         ({"seeds": 3, "methods": [MethodSetting("r-drop")], "trials": 1}, None),
-        ({"train_file": "moved/train.csv"}, None),
     ],
 )
 def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str | None
 ) -> None:
     monkeypatch.chdir(folder)
-    answer, options = folder / "answer", dict(options)
-    begun = comparison(folder).config
-    check_record(answer, begun)
-    answer.mkdir()
-    (answer / "comparison.json").write_text(json.dumps(record_of(begun)), encoding="utf-8")
-    check_record(answer, replace(begun, max_steps=5))  # there is no answer yet
-    (answer / "compared.json").write_text("{}", encoding="utf-8")
+    found, options, begun = folder / "answer", dict(options), comparison(folder)
+    begun.check_record()
+    found.mkdir()
+    (found / "comparison.json").write_text(json.dumps(begun.record()), encoding="utf-8")
+    comparison(folder, max_steps=5).check_record()  # there is no answer yet
+    (found / "compared.json").write_text("{}", encoding="utf-8")
     tiny.write_data(folder / "moved")
     shutil.copytree(folder / "model", folder / "moved/model")
     if changed := options.pop("changed", None):
         (folder / changed).write_text((folder / changed).read_text() + "\n")
     if "train_file" in options:
-        options = options | {"train_file": str(folder / options["train_file"])}
-    config = comparison(folder, **options).config
+        options["train_file"] = str(folder / options["train_file"])
+    now = comparison(folder, **options)
     if message is None:
-        return check_record(answer, config)
+        return now.check_record()
     with pytest.raises(AttendropError, match=message):
-        check_record(answer, config)
+        now.check_record()

@@ -1,4 +1,4 @@
-"""Comparisons on rows that are unlike the training rows, beside the usual ones."""
+"""Comparisons on an out-of-distribution split, beside the usual ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import attendrop
 from attendrop.reports.report import methods_table
 from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.studies.answer import SHIFTED_COLUMNS, answer
+from attendrop.studies.answer import OOD_COLUMNS, answer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -27,7 +27,8 @@ def folder(folder: Path) -> Path:
     return folder
 
 
-def compared(folder: Path) -> Any:
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Any:
     return attendrop.compare(
         train_file=str(folder / "train.csv"), text_columns=["sentence1"], label_column="label",
         model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=1, max_length=24,
@@ -35,32 +36,27 @@ def compared(folder: Path) -> Any:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Any:
-    return compared(folder)
-
-
 def test_both_scores_stand_side_by_side_in_all_files_and_on_the_page(outcome: Any, folder: Path) -> None:
     text = "\n".join(outcome.lines())
-    assert all(column in text for column in SHIFTED_COLUMNS)
-    assert "On rows unlike the training rows (" in text and "scores 0." in text
+    assert all(column in text for column in OOD_COLUMNS)
+    assert "On the OOD split (" in text and "scores 0." in text
     found = json.loads((folder / "answer/answer.json").read_text(encoding="utf-8"))
     usual, shifted = found["methods"], found["ood"]["methods"]
     assert {row["label"] for row in usual} == {row["label"] for row in shifted} == {"finetune", "mixout", "tfidf"}
     assert shifted[1]["components"] is not None  # an interval on new rows
     with (folder / "answer/answer.csv").open(encoding="utf-8") as file:
         records = {row["label"]: row for row in csv.DictReader(file)}
-    assert {name: float(row["shifted_mean"]) for name, row in records.items()} == {
+    assert {name: float(row["ood_mean"]) for name, row in records.items()} == {
         row["label"]: row["mean"] for row in shifted
     }
     assert "held out" in (folder / "answer/answer.md").read_text(encoding="utf-8")
     read = read_results(folder / "answer")
     assert [each.answer for each in read.settings] == [outcome.answer]
     header, rows, caption = methods_table(read)
-    assert header[-2:] == list(SHIFTED_COLUMNS)
-    assert caption.endswith("; score and difference on rows unlike the training rows.")
+    assert header[-2:] == list(OOD_COLUMNS)
+    assert caption.endswith("; the same on the out-of-distribution split.")
     assert {row[0]: row[-2].split("\xa0")[0] for row in rows} == {row["label"]: f"{row['mean']:.3f}" for row in shifted}
-    assert f" on {outcome.answer.shifted.scored_on}. These are" in (outcome.best / "README.md").read_text("utf-8")
+    assert f" on {outcome.answer.ood.scored_on}. These are" in (outcome.best / "README.md").read_text("utf-8")
     kept = tiny.read_metrics(outcome.best)
     assert kept["data"]["rows"]["train"] == 40 and kept["ood"] is None  # the model that is kept has all rows
 
@@ -89,15 +85,15 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     runs = [run("finetune", seed, 0.9 + seed / 1000, 0.6 + seed / 1000) for seed in range(5)]
     runs += [run("mixout", seed, 0.88 + seed / 900, 0.7 + seed / 900) for seed in range(5)]
     found = answer(runs)
-    assert (found.use, found.shifted and found.shifted.use) == ("finetune", "mixout")
-    first, *others = found.shifted.sentences
-    assert first.startswith("On rows unlike the training rows (7, whole values of 'month', held out): Use mixout")
+    assert (found.use, found.ood and found.ood.use) == ("finetune", "mixout")
+    first, *others = found.ood.sentences
+    assert first.startswith("On the OOD split (7 rows, whole values of 'month', held out): Use mixout")
     assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others
     assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")
-    assert found.notes == () == found.shifted.notes
+    assert found.notes == () == found.ood.notes
     errors = [run(method, seed, 0.0, -100.0 - seed / 10) for method in ("finetune", "mixout") for seed in range(5)]
     errors[-1]["ood"]["score"] += 1e-3
-    of_errors = answer([each | {"metric": "neg_mse"} for each in errors]).shifted
+    of_errors = answer([each | {"metric": "neg_mse"} for each in errors]).ood
     assert of_errors is not None and of_errors.margin == pytest.approx(1.002)  # 1 % of the reference's error there
     small = [run(each["method"], each["seed"], -0.9, -each["score"] / 1000) for each in runs]
     of_small = answer([each | {"metric": "neg_mse"} for each in small])  # with more decimals than usual there
@@ -106,6 +102,3 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     texts = ("\n".join(of_small.lines()), of_small.markdown(), cells)
     assert all("-0.000902 ± 0.000002" in text for text in texts)
     assert "Plain fine-tuning scores -0.000902 there, and -0.900 on the usual rows." in texts[0]
-    renamed = [each | {"method": each["method"].replace("finetune", "l2-sp")} for each in runs]
-    of_another = answer(renamed, "l2-sp").shifted
-    assert of_another is not None and "On the usual rows, mixout minus l2-sp is" in of_another.sentences[-1]

@@ -1,4 +1,4 @@
-"""Units on Ray: what needs no Ray, and real clusters, all of them on this machine; `make test-all` installs Ray."""
+"""Runs on Ray: what needs no Ray, and a real cluster, on this machine; `make test-all` installs Ray."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pickle
 import shutil
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,26 +21,25 @@ import pytest
 from helpers import tiny
 
 from attendrop import AttendropError
+from attendrop.runs.config import partial_of
 from attendrop.runs.result_cache import forget_results
 from attendrop.runs.train import train
-from attendrop.studies.executor import OnEvent, open_runner
-from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_unit
-from attendrop.studies.units import Event, Result, Unit
+from attendrop.studies.executor import OnEvent, RayRunner, open_runner, run_on_machine, share_of_run
+from attendrop.studies.run_specs import Event, RunSpec
 
 SHORT: dict[str, Any] = {"method": "finetune", "seed": 9, "epochs": 1}
 LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} for seed in range(2)]
-SECONDS_TO_END = 60
 
 
-def run_units(units: list[Unit], folder: Path, backend: str, on_event: OnEvent = lambda event: None) -> list[Result]:
+def perform(specs: list[RunSpec], folder: Path, backend: str, on_event: OnEvent = lambda event: None) -> list[Event]:
     with open_runner(folder, backend=backend, workers=2 if backend == "ray:local" else None) as runner:
-        return runner.run(units, on_event)
+        return runner.run(specs, on_event)
 
 
 # Without Ray ---------------------------------------------------------------------------------------------------------
 
 SHARES = [
-    # machines, number asked for: number of units, cores and GPUs of each
+    # machines, number asked for: number of runs, cores and GPUs of each
     ([{"CPU": 4}], None, 4, 1, 0),
     ([{"CPU": 2}, {"CPU": 16}], 3, 3, 2, 0),  # no more than the smallest machine has
     ([{"CPU": 2}], 4, 4, 0.5, 0),
@@ -51,22 +50,21 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("machines", "asked", "count", "cores", "gpus"), SHARES)
-def test_units_share_the_cores_and_gpus_of_a_cluster(
+def test_runs_share_the_cores_and_gpus_of_a_cluster(
     machines: list[dict[str, float]], asked: int | None, count: int, cores: float, gpus: float
 ) -> None:
-    assert share_of_unit(machines, asked or 0) == (count, {"num_cpus": cores, "num_gpus": gpus})
+    assert share_of_run(machines, asked or 0) == (count, {"num_cpus": cores, "num_gpus": gpus})
 
 
-def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_is_not_installed_and_what_is_no_address_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(AttendropError, match=r"pip install 'attendrop\[ray\]'"):
-        RayWorkers("local")
-
-
-@pytest.mark.parametrize("address", ["", "head", "head:", "ray://head:10001"])
-def test_what_is_no_address_is_not_taken_for_a_cluster_that_is_down(address: str) -> None:
-    with pytest.raises(AttendropError, match=r"is no address of a cluster; write HOST:PORT, 'auto' or 'local'\.$"):
-        RayWorkers(address)
+        RayRunner(tmp_path, "local")
+    for address in ("", "head", "head:", "ray://head:10001"):
+        with pytest.raises(AttendropError, match=r"is no address of a cluster; write HOST:PORT, 'auto' or 'local'\.$"):
+            RayRunner(tmp_path, address)
 
 
 def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
@@ -75,16 +73,16 @@ def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     there, here = tmp_path / "there", tmp_path / "here" / "runs" / "run"
     there.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(there))
-    unit = Unit(tiny.config(folder, method="finetune", max_steps=1), keep_model=True)
-    with RayWorkers("local") as workers:
-        future = workers.submit(unit, here, tmp_path / "steps")
+    spec = RunSpec(tiny.config(folder, method="finetune", max_steps=1), keep_model=True)
+    with RayRunner(tmp_path, "local") as runner:
+        future = runner.submit(spec, here, tmp_path / "steps")
         assert not here.exists() and list(there.iterdir()) == []
-        outcome = workers.outcome(future)
+        outcome = runner.outcome(future)
     assert outcome["metrics"] == tiny.read_metrics(here)
     assert {"metrics.json", "run.json", "run.yaml", "model.safetensors"} <= {path.name for path in here.iterdir()}
     # Now it is on the disk of the study, where it stays as it is.
     changed = (here / "metrics.json").stat().st_mtime_ns
-    again = run_on_machine(unit, here, tmp_path / "steps", str(tmp_path))
+    again = run_on_machine(spec, here, tmp_path / "steps", str(tmp_path))
     assert again["metrics"] == outcome["metrics"] and "files" not in again
     assert (here / "metrics.json").stat().st_mtime_ns == changed
 
@@ -138,21 +136,17 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
 
 
 def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Path, ray: Ray) -> None:
-    units = [Unit(tiny.config(folder, method="finetune", seed=seed, max_steps=1)) for seed in range(2)]
+    specs = [RunSpec(tiny.config(folder, method="finetune", seed=seed, max_steps=1)) for seed in range(2)]
     for losses, errors in ((3, []), (4, ["The run was lost (the machine died)."])):
         ray.lost.extend(RayError("the machine died.\nDetails") for _ in range(losses))
         events: list[Event] = []
-        results = run_units(units[:1], tmp_path / str(losses), "ray:local", events.append)
-        assert [result.error for result in results if result.error] == errors
+        results = perform(specs[:1], tmp_path / str(losses), "ray:local", events.append)
+        assert [result.text for result in results if result.text] == errors
         kinds = Counter(event.kind for event in events if event.kind != "warning" or "run again" in event.text)
         assert (kinds["warning"], kinds["finished"]) == (3, 1 - len(errors))
-
-
-def test_a_machine_that_raises_cannot_run_attendrop(folder: Path, tmp_path: Path, ray: Ray) -> None:
     ray.lost.append(RayTaskError("Traceback\nModuleNotFoundError: No module named 'attendrop'"))
-    units = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(2)]
     with pytest.raises(AttendropError, match=r"cannot run attendrop \(ModuleNotFoundError: No module named"):
-        run_units(units, tmp_path / "study", "ray:local")
+        perform(specs, tmp_path / "study", "ray:local")
 
 
 # On clusters ---------------------------------------------------------------------------------------------------------
@@ -184,67 +178,36 @@ def cluster(files_of_ray: None) -> Iterator[Any]:
         cluster.shutdown()
 
 
-def processes_of_runs(study: Path) -> dict[Path, psutil.Process]:
-    """The processes that run units now, which the locks of the runs name."""
-    found = {}
-    for lock in (study / "runs").glob(".*.partial/.lock"):
-        try:
-            run = lock.parent.with_name(lock.parent.name.removeprefix(".").removesuffix(".partial"))
-            found[run] = psutil.Process(json.loads(lock.read_text())["pid"])
-        except (OSError, ValueError, psutil.NoSuchProcess):  # it has just ended, or begun
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], Any], done: threading.Event) -> Any:
-    """Wait for a condition, or until everything is done."""
-    while not (found := condition()) and not done.wait(0.02):
-        pass
-    return found
-
-
 @pytest.mark.slow
 def test_a_machine_that_is_killed_costs_its_runs_only(
     folder: Path, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
-    monkeypatch.setattr("attendrop.studies.workers.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
-    study = tmp_path / "study"
+    monkeypatch.setattr("attendrop.studies.executor.SECONDS_BETWEEN_CHECKPOINTS", 0.5)
     (second,) = cluster.worker_nodes
     raylet = second.all_processes["raylet"][0].process.pid
-    done = threading.Event()
-    killed: list[Path] = []
-    finished_before: dict[Path, int] = {}
-
-    def run_to_kill() -> Path | None:
-        """The run on the second machine, if it has trained for a while and another one is finished."""
-        finished = list(study.glob("runs/*/metrics.json"))
-        for run, process in processes_of_runs(study).items() if finished else ():
-            if process.ppid() == raylet and list(run.parent.glob(f".{run.name}.partial/checkpoint-*")):
-                return run
-        return None
-
-    def kill_second_machine() -> None:
-        run = wait_until(run_to_kill, done)
-        if run is not None:
-            finished_before.update({path: path.stat().st_mtime_ns for path in study.glob("runs/*/metrics.json")})
-            cluster.remove_node(second, allow_graceful=False)
-            killed.append(run)
-
-    killer = threading.Thread(target=kill_second_machine)
-    killer.start()
     events: list[Event] = []
-    units = [Unit(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
-    try:
-        results = run_units(units, study, f"ray:{cluster.address}", events.append)
-    finally:
-        done.set()
-        killer.join()
+    killed: list[Path] = []
+    finished: dict[Path, int] = {}
+
+    def kill_second_machine(event: Event) -> None:
+        """Wait for a run on the second machine that has a checkpoint, when another one is finished."""
+        events.append(event)
+        place = partial_of(event.folder)
+        if event.kind != "progress" or killed or not any(each.kind == "finished" for each in events):
+            return
+        with suppress(OSError, ValueError, psutil.NoSuchProcess):  # the run has just ended
+            process = psutil.Process(json.loads((place / ".lock").read_text())["pid"])  # whom the lock names
+            if process.ppid() == raylet and list(place.glob("checkpoint-*")):
+                finished.update({each: each.stat().st_mtime_ns for each in tmp_path.glob("study/runs/*/metrics.json")})
+                cluster.remove_node(second, allow_graceful=False)
+                killed.append(event.folder)
+
+    specs = [RunSpec(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
+    results = perform(specs, tmp_path / "study", f"ray:{cluster.address}", kill_second_machine)
     (lost,) = [event for event in events if "run again" in event.text]
-    assert [lost.folder] == killed
-    assert lost.text.startswith("The run was lost (")
-    assert finished_before
-    assert all(path.stat().st_mtime_ns == time for path, time in finished_before.items())
+    assert [lost.folder] == killed and lost.text.startswith("The run was lost (")
+    assert finished and all(path.stat().st_mtime_ns == time for path, time in finished.items())
     for result, options in zip(results, (SHORT, *LONG), strict=True):
         expected = train(tiny.config(folder, f"alone{options['seed']}", **options))
         assert tiny.scores_of(result.metrics) == tiny.scores_of(expected)

@@ -18,16 +18,13 @@ SECOND = [0.762, 0.756, 0.754, 0.781, 0.758]
 def test_on_these_rows_the_interval_is_that_of_the_paired_t_test() -> None:
     found, expected = paired_difference(FIRST, SECOND), stats.ttest_rel(FIRST, SECOND)
     interval = expected.confidence_interval()
-    assert (found.n, found.these_rows.value) == (5, pytest.approx(0.013))
-    assert (found.these_rows.low, found.these_rows.high) == pytest.approx((interval.low, interval.high))
+    assert (found.n, found.seeds_only.value) == (5, pytest.approx(0.013))
+    assert (found.seeds_only.low, found.seeds_only.high) == pytest.approx((interval.low, interval.high))
 
 
-def test_one_seed_says_nothing_of_chance() -> None:
+def test_one_seed_says_nothing_of_chance_and_ties_count_half() -> None:
     found = paired_difference([0.8], [0.7], np.full((1, 10), 0.1), 10)
-    assert (found.mean.low, found.these_rows.high, found.p_value) == (-math.inf, math.inf, None)
-
-
-def test_ties_count_half() -> None:
+    assert (found.mean.low, found.seeds_only.high, found.p_value) == (-math.inf, math.inf, None)
     assert paired_difference([2, 1, -1, 0], [0] * 4).ahead == 0.625
 
 
@@ -57,7 +54,7 @@ def test_rows_that_add_no_noise_leave_the_t_test_of_seeds_and_the_reverse() -> N
     values = crossed(6, 50, of_seeds=1.0, of_rows=0.0, of_both=0.0)
     by_seed = paired_difference(values.mean(axis=1).tolist(), [0] * 6, values, 50)
     assert by_seed.p_value == pytest.approx(stats.ttest_1samp(values[:, 0], 0).pvalue)
-    assert (by_seed.mean.low, by_seed.mean.high) == pytest.approx((by_seed.these_rows.low, by_seed.these_rows.high))
+    assert (by_seed.mean.low, by_seed.mean.high) == pytest.approx((by_seed.seeds_only.low, by_seed.seeds_only.high))
     values = crossed(6, 50, of_seeds=0.0, of_rows=1.0, of_both=0.0)
     by_row = paired_difference(values.mean(axis=1).tolist(), [0] * 6, values, 50)
     assert by_row.p_value == pytest.approx(stats.ttest_1samp(values[0], 0).pvalue)

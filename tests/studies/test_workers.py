@@ -1,4 +1,4 @@
-"""Units on worker processes: each runs once, whatever fails, and results depend on nothing but the unit."""
+"""Runs on worker processes: each once, whatever fails, and results depend on nothing but the run."""
 
 from __future__ import annotations
 
@@ -21,34 +21,28 @@ from helpers.forked import CONTEXT
 from attendrop.errors import AttendropError
 from attendrop.runs.config import partial_of
 from attendrop.runs.train import train
-from attendrop.studies import units, workers
-from attendrop.studies.executor import open_runner
-from attendrop.studies.units import Event, Unit
-from attendrop.studies.workers import LocalWorkers, threads_of_worker
+from attendrop.studies import executor
+from attendrop.studies.executor import LocalRunner, open_runner, threads_of_worker
+from attendrop.studies.run_specs import Event, RunSpec
 
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
 
 
-def unit(folder: Path, **options: Any) -> Unit:
-    return Unit(tiny.config(folder, **(PLAIN | options)))
+def spec(folder: Path, **options: Any) -> RunSpec:
+    return RunSpec(tiny.config(folder, **(PLAIN | options)))
 
 
-def process_of(event: Event) -> int:
-    """The process that runs a unit, which the lock of its folder names."""
-    return int(json.loads((partial_of(event.folder) / ".lock").read_text())["pid"])
-
-
-def test_units_run_once_each_and_keep_their_scores_only(
+def test_runs_are_performed_once_each_and_keep_their_scores_only(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Duplicates, failures, warm workers, order; the scores are those of the single command."""
-    monkeypatch.setattr(workers, "_SPAWN", CONTEXT)
+    monkeypatch.setattr(executor, "_SPAWN", CONTEXT)
     asked = [
-        unit(folder, max_steps=1),
-        unit(folder, seed=1, method="ad-drop", max_steps=2),
-        unit(folder, seed=2, learning_rate=1e25),
-        unit(folder, max_steps=1),
-        unit(folder, train_file=str(folder / "nowhere.csv")),
+        spec(folder, max_steps=1),
+        spec(folder, seed=1, method="ad-drop", max_steps=2),
+        spec(folder, seed=2, learning_rate=1e25),
+        spec(folder, max_steps=1),
+        spec(folder, train_file=str(folder / "nowhere.csv")),
     ]
     events: list[Event] = []
     with open_runner(tmp_path / "study", workers=1) as runner:
@@ -61,11 +55,10 @@ def test_units_run_once_each_and_keep_their_scores_only(
     assert [result.folder for result in reordered] == [results[i].folder for i in (1, 0)]
     assert results[3].folder == results[0].folder
     assert [event.kind for event in events].count("finished") == 2
-    assert "Training diverged" in str(results[2].error)
-    assert "nowhere.csv" in str(results[4].error)
+    assert "Training diverged" in results[2].text and "nowhere.csv" in results[4].text
     failed = json.loads((tmp_path / "study/failed.json").read_text())
-    assert {name: each["error"] for name, each in failed.items()} == {
-        results[i].folder.name: results[i].error for i in (2, 4)
+    assert {at: each["error"] for at, each in failed.items()} == {
+        results[i].folder.name: results[i].text for i in (2, 4)
     }
     kept = ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
     assert sorted(os.listdir(results[0].folder)) == kept
@@ -79,7 +72,7 @@ def test_units_run_once_each_and_keep_their_scores_only(
 def test_a_number_of_workers_is_checked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: str
 ) -> None:
-    monkeypatch.setattr(units, "available_cores", lambda: 3)
+    monkeypatch.setattr(executor, "available_cores", lambda: 3)
     with pytest.raises(AttendropError, match=told), open_runner(tmp_path / "study", workers=count):
         pytest.fail("it was opened")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -89,43 +82,42 @@ def test_a_number_of_workers_is_checked_first(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_its_unit_only(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first unit is killed once, in mid-training, and goes on; the second one each time, and fails."""
-    long, doomed = unit(folder, method="ad-drop", epochs=15), unit(folder, seed=1, epochs=100_000)
+def test_a_worker_that_is_killed_costs_its_run_only(folder: Path, tmp_path: Path) -> None:
+    """The first run is killed once, in mid-training, and goes on; the second one each time, and fails."""
+    long, doomed = spec(folder, method="ad-drop", epochs=15), spec(folder, seed=1, epochs=100_000)
     events: list[Event] = []
 
     def kill(event: Event) -> None:
         events.append(event)
         if event.kind == "progress" and event.steps > 3:
-            is_first = not [each for each in events if "run again" in each.text and each.unit is long]
-            if event.unit is doomed or is_first:
-                os.kill(process_of(event), signal.SIGKILL)
+            is_first = not [each for each in events if "run again" in each.text and each.spec is long]
+            if event.spec is doomed or is_first:  # the lock of its folder names the process
+                lock = json.loads((partial_of(event.folder) / ".lock").read_text())
+                os.kill(int(lock["pid"]), signal.SIGKILL)
 
     with open_runner(tmp_path / "study", workers=2) as runner:
-        results = runner.run([long, doomed, unit(folder)], kill)
+        results = runner.run([long, doomed, spec(folder)], kill)
     alone = train(tiny.config(folder, "long", method="ad-drop", epochs=15))
     assert tiny.scores_of(results[0].metrics) == tiny.scores_of(alone)
-    assert results[1].error == "The worker process was killed by SIGKILL."
+    assert results[1].text == "The worker process was killed by SIGKILL."
     assert results[2].metrics is not None
-    told = [event.text for event in events if event.unit is doomed and event.kind in ("warning", "failed")]
-    assert told[0] == "The worker process was killed by SIGKILL. It is run again." and told[-1] == results[1].error
+    told = [event.text for event in events if event.spec is doomed and event.kind in ("warning", "failed")]
+    assert told[0] == "The worker process was killed by SIGKILL. It is run again." and told[-1] == results[1].text
 
 
 PROGRAM = """
 import sys
 from helpers import tiny
 from pathlib import Path
-from attendrop.studies import executor
-from attendrop.studies.units import Unit
+from attendrop.studies.executor import open_runner
+from attendrop.studies.run_specs import RunSpec
 
 def say(event):
     print(event.kind, event.steps, flush=True)
 
 folder = Path(sys.argv[1])
-asked = [Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=12)) for seed in range(2)]
-with executor.open_runner(sys.argv[2], workers=2) as runner:
+asked = [RunSpec(tiny.config(folder, method="ad-drop", seed=seed, epochs=12)) for seed in range(2)]
+with open_runner(sys.argv[2], workers=2) as runner:
     runner.run(asked, say)
 """
 
@@ -133,7 +125,7 @@ with executor.open_runner(sys.argv[2], workers=2) as runner:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: Path, number: int) -> None:
-    """The script has no main guard. Run again, units end with the scores of runs that nobody killed."""
+    """The script has no main guard. Asked for again, runs end with the scores of those that nobody killed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "study")]
     said = tmp_path / "stderr"
@@ -157,51 +149,49 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
         assert process.returncode == -number
     options = [PLAIN | {"method": "ad-drop", "seed": seed, "epochs": 12} for seed in range(2)]
     with open_runner(tmp_path / "study", workers=1) as runner:
-        found = runner.run([unit(folder, **each) for each in options])
+        found = runner.run([spec(folder, **each) for each in options])
     expected = [train(tiny.config(folder, f"{number}-{each['seed']}", **each)) for each in options]
     assert [tiny.scores_of(result.metrics) for result in found] == [tiny.scores_of(metrics) for metrics in expected]
 
 
 @pytest.mark.parametrize(("named", "gpus"), [(None, ["0", "1"]), ("4,7", ["4", "7"]), ("GPU-a,MIG-b", None)])
 def test_each_worker_has_a_gpu_and_its_share_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, gpus: list[str] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, gpus: list[str] | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(workers, "available_cores", lambda: 7)
+    monkeypatch.setattr(executor, "available_cores", lambda: 7)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     first, second = gpus or ("GPU-a", "MIG-b")
     for count, threads, expected in ((None, "3", [first, second]), (3, "2", [first, second, first])):
-        with LocalWorkers(count) as local:
-            environments = [each.environment for each in local.slots]
-            assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == expected
-            assert {each["OMP_NUM_THREADS"] for each in environments} == {threads}
+        environments = [each.environment for each in LocalRunner(tmp_path, count).slots]
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == expected
+        assert {each["OMP_NUM_THREADS"] for each in environments} == {threads}
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the user's number holds for all libraries
     assert set(threads_of_worker(3).values()) == {"1"}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with LocalWorkers() as local:
-        assert [set(each.environment) for each in local.slots] == [set(workers._THREADS)] * 7
+    assert ["CUDA_VISIBLE_DEVICES" in each.environment for each in LocalRunner(tmp_path).slots] == [False] * 7
 
 
 @pytest.mark.parametrize(("details", "ended"), [("Traceback ...", True), ("", False)])
-def test_after_an_unexpected_error_the_next_unit_has_a_new_process(details: str, ended: bool) -> None:
+def test_after_an_unexpected_error_the_next_run_has_a_new_process(tmp_path: Path, details: str, ended: bool) -> None:
     """As after a failed assertion of a GPU, which ends all further work of its process."""
     killed: list[bool] = []
     process: Any = SimpleNamespace(kill=lambda: killed.append(True), join=lambda: None, exitcode=-9)
-    with LocalWorkers(1) as local:
-        (slot,) = local.slots
+    with LocalRunner(tmp_path, 1) as runner:
+        (slot,) = runner.slots
         slot.process, slot.future = process, Future()
         slot.future.set_result({"error": "CUDA error", "details": details})
-        assert local.outcome(slot.future)["error"] == "CUDA error"
+        assert runner.outcome(slot.future)["error"] == "CUDA error"
         assert (slot.future, bool(killed), slot.process is None) == (None, ended, ended)
 
 
-def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped, steps = unit(folder), tmp_path / "steps"
+    stopped, steps = spec(folder), tmp_path / "steps"
     seen: list[int] = []
 
     def write(file: Path, text: str) -> None:
@@ -209,11 +199,11 @@ def test_a_unit_that_was_stopped_goes_on_from_its_checkpoint(
         if seen == [1, 2, 3]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(workers, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-    monkeypatch.setattr(workers, "write_text", write)
+    monkeypatch.setattr(executor, "SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(executor, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr(executor, "write_text", write)
     with pytest.raises(KeyboardInterrupt):
-        workers.perform(stopped, tmp_path / "run", steps)
-    outcome = workers.perform(stopped, tmp_path / "run", steps)
+        executor.perform(stopped, tmp_path / "run", steps)
+    outcome = executor.perform(stopped, tmp_path / "run", steps)
     assert 1 < seen[3] <= 4
     assert tiny.scores_of(outcome["metrics"]) == tiny.scores_of(train(tiny.config(folder, "undisturbed", **PLAIN)))

@@ -1,4 +1,4 @@
-"""Rows that belong together: found, kept whole by every split, and one unit each of what is said of new rows."""
+"""Rows that belong together: found, kept whole by every split, and one example each of intervals."""
 
 from __future__ import annotations
 

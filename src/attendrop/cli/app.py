@@ -1,26 +1,42 @@
-"""Typer application, and options shared by several commands."""
+"""Typer application: options that commands share, made from their declaration, and output for people.
+
+Messages and progress are on stderr, results on stdout.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from attendrop.cli.console import PlainConsole
-from attendrop.cli.run_options import path_argument, run_option
-from attendrop.errors import printable
-from attendrop.runs.config import Source
+from attendrop.errors import AttendropError, one_line, printable
+from attendrop.methods.core.options import option_types
+from attendrop.runs.config import RunConfig, Source, declared
 from attendrop.runs.run_folder import is_main_process
+from attendrop.wording import aligned
 
-# In the order of the help; `listings` has methods, tasks and doctor.
+# In the order of the help; `compare` has study, `evaluate` has predict, `export` has push, and `listings` has methods,
+# tasks and doctor.
 _MODULES = (
-    *("inspect", "compare", "train", "study", "report", "evaluate", "predict", "patterns", "attend", "prune", "export"),
-    *("push", "listings", "demo"),
+    *("inspect", "compare", "train", "report", "evaluate", "patterns", "attend", "prune", "export", "listings", "demo"),
 )
+# Width, in characters, of a table that is not printed to a terminal.
+_NO_LIMIT = 10_000
+# Groups of options of a run's data, on the command line.
+DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
 
 app = typer.Typer(
     help="Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.",
@@ -29,21 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-DataDir = Annotated[str | None, run_option("data_dir")]
-Device = Annotated[str, run_option("device")]
-Overwrite = Annotated[bool, run_option("overwrite", of=Source)]
-TextPair = Annotated[list[str] | None, typer.Option(help="Second text of a pair; give one for each text.")]
-MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU, or per core up to 8"),
-]
-Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")]
-RunFolder = Annotated[str, path_argument("Folder of a finished run.", "RUN")]
-# Width, in characters, of a table that is not printed to a terminal.
-_NO_LIMIT = 10_000
 
 
 def _version(wanted: bool) -> None:
@@ -63,6 +64,206 @@ def _app(
     pass
 
 
+@cache
+def command() -> Any:
+    """Return the application with all commands, built once: tests and notebooks call the command line often."""
+    for module in _MODULES:
+        importlib.import_module(f"attendrop.cli.{module}")
+    return typer.main.get_command(app)
+
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+
+def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p=0.3") -> dict[str, str]:
+    """Read the values of ``--set`` or of a similar option, ``NAME=VALUE``.
+
+    Raises:
+        AttendropError: One is not of this form, or a name is given twice.
+    """
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (name and equals and value):
+            raise AttendropError(f"{option} {pair!r} is not of the form NAME=VALUE; write, for example, {example}.")
+        if name in settings:
+            raise AttendropError(f"{option} gives {name} twice; give it once.")
+        settings[name] = value
+    return settings
+
+
+def run_option(
+    name: str, help: str | None = None, shown: str | None = None, flag: str | None = None, *, of: Any = RunConfig
+) -> Any:
+    """Declare an option of a class for typer, optionally with another help, shown default and flag."""
+    about = declared(of)[name]
+    return typer.Option(
+        *(about["flags"] if flag is None else [flag]),
+        help=(about["help"] if help is None else help) or None,
+        show_default=(about["shown"] if shown is None else shown) or True,
+        metavar="NAME=VALUE" if about["example"] else None,
+    )
+
+
+class Groups:
+    """Annotation of a parameter that stands for all options of some groups.
+
+    Args:
+        groups: Names of the groups, in the order of the help.
+        of: The class that declares the options.
+        changed: Help, shown default and flag of options that mean something else in this command.
+    """
+
+    def __init__(self, *groups: str, of: Any = RunConfig, **changed: tuple[str | None, ...]) -> None:
+        self.declared = declared(of)
+        self.parameters: list[inspect.Parameter] = []
+        for name in (name for group in groups for name, about in self.declared.items() if about["group"] == group):
+            about = self.declared[name]
+            kind: Any = list[str]
+            if not about["example"]:
+                (of_value,) = option_types(of)[name] - {NoneType}
+                kind = of_value if of_value in (int, float, bool) and not about["listed"] else str
+            # All are optional, since files and presets may set them.
+            annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]
+            place = inspect.Parameter.KEYWORD_ONLY
+            self.parameters.append(inspect.Parameter(name, place, default=None, annotation=annotation))
+
+    def taken(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Remove the options of the groups from those of a command; return those that are given, and read mappings."""
+        found = {each.name: given.pop(each.name) for each in self.parameters}
+        for name, value in found.items():
+            if value is not None and (example := self.declared[name]["example"]):
+                found[name] = read_settings(value, next(iter(self.declared[name]["flags"]), f"--{name}"), example)
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters of a command that are annotated with :class:`Groups` by the options of these groups.
+
+    For each such parameter, the command gets the values of the options that are given.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Groups] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        extra = get_args(hints[name])[-1:]
+        if extra and isinstance(extra[0], Groups):
+            groups[name] = extra[0]
+            parameters += extra[0].parameters
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    def run(**given: Any) -> None:
+        of_groups = {name: group.taken(given) for name, group in groups.items()}
+        command(**given, **of_groups)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    return run
+
+
+def path_argument(help: str, metavar: str | None = None) -> Any:
+    """Declare an argument of a command that is a path, in which ``~`` is replaced, as where no shell does."""
+    return typer.Argument(metavar=metavar, help=help, callback=os.path.expanduser)
+
+
+def file_argument(option: str) -> Any:
+    """Declare the argument FILE of a command, which stands for one of its options."""
+    return typer.Argument(metavar="FILE", help=f"The same as {option}.", show_default=False)
+
+
+def one_file(file: str | None, option: str, given: str | None) -> str | None:
+    """Return the FILE of a command, or its option; None if there is neither.
+
+    Raises:
+        AttendropError: There are both.
+    """
+    if file is not None and given is not None:
+        raise AttendropError(f"'{file}' and {option} '{given}' are the same option; give one.")
+    return given if file is None else file
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+DataDir = Annotated[str | None, run_option("data_dir")]
+Device = Annotated[str, run_option("device")]
+Overwrite = Annotated[bool, run_option("overwrite", of=Source)]
+TextPair = Annotated[list[str] | None, typer.Option(help="Second text of a pair; give one for each text.")]
+MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU, or per core up to 8"),
+]
+Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")]
+RunFolder = Annotated[str, path_argument("Folder of a finished run.", "RUN")]
+
+# Output --------------------------------------------------------------------------------------------------------------
+
+
+class PlainConsole(Console):
+    """Console that prints texts as they are: names and labels of users are neither markup nor control sequences.
+
+    It remembers the warnings of files, and of the runs of a study, so that each is shown once.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+        self.warned: set[str] = set()
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Render a text, which may be the cell of a table."""
+        return super().render_str(printable(text), **options)
+
+
+@contextmanager
+def messages(*, quiet: bool) -> Iterator[PlainConsole]:
+    """Show the library's messages and all warnings on stderr, only warnings if ``quiet``; yield the console.
+
+    Only the main process of a distributed run prints.
+    """
+    import datasets
+    import transformers
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            message = record.getMessage()
+            is_warning = record.levelno >= logging.WARNING
+            console.print(Text.assemble(("Warning: ", "yellow"), one_line(message)) if is_warning else message)
+
+    def warn_once(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in console.warned:  # a command may read the same file more than once
+            console.warned.add(str(message))
+            root.warning("%s", message)
+
+    console = PlainConsole(stderr=True, soft_wrap=True, quiet=not is_main_process())
+    root, handler = logging.getLogger("attendrop"), Shown()
+    level, show = root.level, warnings.showwarning
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING if quiet else logging.INFO)
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    datasets.disable_progress_bars()
+    warnings.showwarning = warn_once
+    try:
+        yield console
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        warnings.showwarning = show
+
+
+def lines_of(values: Mapping[str, str]) -> str:
+    """Format captions and values in two aligned columns."""
+    return "\n".join(aligned(list(values.items())))
+
+
+def size(count: int) -> str:
+    """Format a number of bytes with its unit."""
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
+
+
 def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool = False) -> None:
     """Print a result in the main process: plain values as JSON, or else in readable form unless ``quiet``."""
     if not is_main_process():
@@ -76,11 +277,3 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
         if not console.is_terminal:  # programs that read the output need each name on one line
             console.width = _NO_LIMIT
         console.print(shown)
-
-
-@cache
-def command() -> Any:
-    """Return the application with all commands, built once: tests and notebooks call the command line often."""
-    for module in _MODULES:
-        importlib.import_module(f"attendrop.cli.{module}")
-    return typer.main.get_command(app)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attendrop.cli.app import Json, Overwrite, app, show
-from attendrop.cli.run_options import path_argument, run_option
+from attendrop.cli.app import Json, Overwrite, app, path_argument, run_option, show
 from attendrop.errors import AttendropError, printable
 from attendrop.runs.config import names
 from attendrop.runs.run_folder import is_main_process

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
 
-from attendrop.cli.app import Json, app, show
-from attendrop.cli.console import lines_of, messages
-from attendrop.cli.run_options import path_argument
+from attendrop.cli import app as ui
 from attendrop.wording import aligned, counted
 
-if TYPE_CHECKING:
-    from attendrop.methods.core.base import Method
 
-
-@app.command()
+@ui.app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Explain it, or each of a+b: options and source.")] = None,
-    as_json: Json = False,
+    as_json: ui.Json = False,
 ) -> None:
     """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
     from attendrop.methods.core.options import described
@@ -31,47 +26,36 @@ def methods(
     classes = [get_method(each) for each in names]
     if name is not None and len(classes) > 1:
         build_method(name)  # raises if they cannot be combined
-    found, table = [], Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
+    table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
+    found, explained = [], []
     for each in classes:
-        m = each.info
+        m, options = each.info, described(each)
         about = {"name": m.name, "summary": m.summary, "acts_on": list(m.acts_on), "paper": m.paper}
-        found.append(about | {"evidence": m.measured(), "options": described(each)})
+        found.append(about | {"evidence": m.measured(), "options": options})
         authors, year, _ = m.paper.partition(")")  # without the title, which `methods NAME` has
         table.add_row(m.name, m.summary, authors + year)
-    show(found, table if name is None else "\n\n".join(map(_explanation, classes)), as_json=as_json)
-
-
-def _explanation(method: type[Method]) -> str:
-    """Format a method's documentation, with its options in a table."""
-    from attendrop.methods.core.options import described
-
-    rows = [["option", "type", "default", "range"]]
-    for name, found in described(method).items():
-        kind = "list" if "Sequence" in found["type"] else found["type"]
-        rows.append([name, kind, _default(found["default"]), found["range"]])
-    options = "\n".join(aligned(rows)) if len(rows) > 1 else "No options."
-    info = method.info
-    measured = f"{info.measured()}\n\n" if info.evidence else ""
-    return f"{info.name}: {info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
+        rows = [["option", "type", "default", "range"]]
+        for option, about_it in options.items():
+            kind = "list" if "Sequence" in about_it["type"] else about_it["type"]
+            rows.append([option, kind, _default(about_it["default"]), about_it["range"]])
+        listed = "\n".join(aligned(rows)) if options else "No options."
+        measured = f"{m.measured()}\n\n" if m.evidence else ""
+        explained.append(f"{m.name}: {m.summary}\n\n{measured}{listed}\n\n{inspect.cleandoc(each.__doc__ or '')}")
+    ui.show(found, table if name is None else "\n\n".join(explained), as_json=as_json)
 
 
 def _default(default: object) -> str:
     """Format a default as it is written on the command line."""
-    match default:
-        case bool():
-            return str(default).lower()
-        case "":
-            return "''"
-        case tuple() if any(isinstance(item, tuple) for item in default):
-            return ";".join(_default(item) for item in default)
-        case tuple():
-            return ",".join(map(str, default))
-        case _:
-            return str(default)
+    if isinstance(default, tuple):
+        separator = ";" if any(isinstance(item, tuple) for item in default) else ","
+        return separator.join(map(_default, default))
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "''" if default == "" else str(default)
 
 
-@app.command()
-def tasks(as_json: Json = False) -> None:
+@ui.app.command()
+def tasks(as_json: ui.Json = False) -> None:
     """List the named tasks, and the kinds of tasks for files of your own, with their labels and metrics."""
     from attendrop.tasks.custom_files import files_task
     from attendrop.tasks.registry import get_task, task_names
@@ -86,18 +70,18 @@ def tasks(as_json: Json = False) -> None:
         metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
         answers = task.type.answers if task.text_columns else ["as in your files"]
         table.add_row(task.name, task.description, "\n".join(answers), metrics)
-    show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
+    ui.show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
 
 
-@app.command()
+@ui.app.command()
 def doctor(
-    model: Annotated[str, path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
-    as_json: Json = False,
+    model: Annotated[str, ui.path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
+    as_json: ui.Json = False,
 ) -> None:
     """Check whether a model is supported, and list its attention layers."""
     from attendrop.cli.model_report import examine
 
-    with messages(quiet=True):
+    with ui.messages(quiet=True):
         found = examine(model)
     untrainable = "not by `attendrop train`: it has no classification head"
     lines = {
@@ -110,7 +94,7 @@ def doctor(
         lines[f"{kind} attention"] = f"{counted(len(names), 'layer')}: {_ends(names)}"
     if names := found["not_run"]:
         lines["not tried"] = f"{counted(len(names), 'layer')}, which the example input does not reach: {_ends(names)}"
-    show(found, lines_of(lines), as_json=as_json)
+    ui.show(found, ui.lines_of(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)
 
 

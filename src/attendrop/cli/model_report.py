@@ -17,7 +17,7 @@ from attendrop.attention.adapter import find_attention_layers
 from attendrop.attention.interface import find_attention_modules
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.tracing import example_inputs, example_pixels
-from attendrop.cli.console import size
+from attendrop.cli.app import size
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
 from attendrop.support.files import first_line
@@ -47,8 +47,7 @@ def examine(name: str) -> dict[str, Any]:
         classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``:
         the names of layers that the example input (text alone, one image, a sound) does not reach.
     """
-    config = load_config(name)
-    attention_layers: list[AttentionLayer] = []
+    config, attention_layers = load_config(name), list[AttentionLayer]()
     not_run, reason = [], None
     try:
         model, attention_layers = _traced(config)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Json, Overwrite, Quiet, RunFolder, app, show
-from attendrop.cli.console import messages
+from attendrop.cli import app as ui
 from attendrop.errors import AttendropError
 
 if TYPE_CHECKING:
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 _ROWS = 12
 
 
-@app.command()
+@ui.app.command()
 def patterns(
-    run: RunFolder,
+    run: ui.RunFolder,
     fit: Annotated[
         int | None, typer.Option(help="Least number of linear pieces of a fitted schedule.", show_default="none")
     ] = None,
@@ -31,9 +30,9 @@ def patterns(
     options: Annotated[
         str | None, typer.Option(help="JSON file of the fit.", show_default="RUN/scheduler.json")
     ] = None,
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    overwrite: ui.Overwrite = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Show what a run of AttendOut learnt, and fit a schedule to it."""
     if options is not None and fit is None:
@@ -46,7 +45,7 @@ def patterns(
     from attendrop.support.files import check_output, write_bytes, write_json
     from attendrop.wording import RIGHT, aligned, counted
 
-    with messages(quiet=quiet):
+    with ui.messages(quiet=quiet):
         found = learned_patterns.read(Path(run))
         fitted = None if fit is None else learned_patterns.close_fit(found, fit)
         picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/scheduler.json")
@@ -87,7 +86,7 @@ def patterns(
             if fitted.far_off:
                 text.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
             text += [f"Wrote {schedule}. To train with it:", command]
-    show(values, "\n".join(text), quiet=quiet, as_json=as_json)
+    ui.show(values, "\n".join(text), quiet=quiet, as_json=as_json)
 
 
 def _table(found: Patterns) -> list[str]:

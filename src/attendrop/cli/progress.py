@@ -14,19 +14,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.cli.console import MessageConsole
+from attendrop.cli.app import PlainConsole
 from attendrop.methods.core.registry import get_method
 from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.studies.units import Event
+from attendrop.studies.run_specs import Event
 from attendrop.wording import score_text
-
-logger = logging.getLogger(__name__)
-
 
 # Seconds between lines of progress if stderr is not a terminal.
 _SECONDS_BETWEEN_LINES = 30.0
 # From this part of a run on, the time of a study is estimated.
 _MEASURED = 0.1
+logger = logging.getLogger(__name__)
 
 
 def _bar(console: Console) -> Progress:
@@ -121,7 +119,7 @@ class StudyProgress:
     takes none.
     """
 
-    def __init__(self, console: MessageConsole, runs: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, console: PlainConsole, runs: int = 0, *, quiet: bool = False) -> None:
         self.console, self.quiet, self.runs = console, quiet, runs
         self.ended: dict[Path, str] = {}  # the kinds of the last events
         self.parts: dict[Path, float] = {}  # of running runs, what is done
@@ -154,34 +152,25 @@ class StudyProgress:
             self.ended[event.folder] = event.kind
         if event.kind == "failed":
             logger.warning("%s failed: %s", name, event.text)
-        self.bar.update(
-            self.task, total=self.runs, completed=len(self.ended) + sum(self.parts.values()), description=self.state()
-        )
-        if not self.bar.disable or self.quiet:
-            return
+        done, state = len(self.ended) + sum(self.parts.values()), self.state()
+        self.bar.update(self.task, total=self.runs, completed=done, description=state)
         finished = event.metrics if event.kind == "finished" else None
-        if finished is not None or time.monotonic() - self.last_line >= _SECONDS_BETWEEN_LINES:
-            self.last_line, text = time.monotonic(), self.state()
+        late = time.monotonic() - self.last_line >= _SECONDS_BETWEEN_LINES
+        if self.bar.disable and not self.quiet and (finished is not None or late):
+            self.last_line = time.monotonic()
             if finished is not None:
-                score = (
-                    "-" if finished.get("score") is None else f"{finished['metric']} {score_text(finished['score'])}"
-                )
-                text += f": {name} {score}"
-            self.console.print(text)
+                score = finished.get("score")
+                state += f": {name} " + ("-" if score is None else f"{finished['metric']} {score_text(score)}")
+            self.console.print(state)
 
     def state(self) -> str:
         """Describe the progress, such as "5 of 24, 1 failed, about 3 min left"."""
-        kinds = list(self.ended.values())
+        kinds, parts = list(self.ended.values()), sum(self.parts.values())
         text = f"{len(kinds)} of {self.runs}" + (f", {kinds.count('failed')} failed" if "failed" in kinds else "")
-        measured = len(kinds) - kinds.count("kept") + sum(self.parts.values())
-        remaining = self.runs - len(kinds) - sum(self.parts.values())
+        measured = len(kinds) - kinds.count("kept") + parts
+        remaining = self.runs - len(kinds) - parts
         if measured < _MEASURED or remaining <= 0:
             return text
-        return f"{text}, about {duration((time.monotonic() - self.began) * remaining / measured)} left"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds, such as "40 s", "3 min" or "2.5 h"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        left = (time.monotonic() - self.began) * remaining / measured
+        told = f"{left:.0f} s" if left < 60 else f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
+        return f"{text}, about {told} left"

@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import Device, Json, Overwrite, Quiet, TextPair, app, show
-from attendrop.cli.run_options import path_argument
+from attendrop.cli import app as ui
 from attendrop.errors import AttendropError
 
 
-@app.command()
+@ui.app.command()
 def report(
-    folder: Annotated[str, path_argument("Folder of a study, a comparison or a run.", "DIR")],
+    folder: Annotated[str, ui.path_argument("Folder of a study, a comparison or a run.", "DIR")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
     reference: Annotated[
         str | None,
@@ -26,21 +25,20 @@ def report(
             show_default="three evaluation rows",
         ),
     ] = None,
-    text_pair: TextPair = None,
+    text_pair: ui.TextPair = None,
     no_viewer: Annotated[bool, typer.Option("--no-viewer", help="Show no attention, and load no model.")] = False,
-    device: Device = "auto",
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    device: ui.Device = "auto",
+    overwrite: ui.Overwrite = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
 ) -> None:
     """Make tables, figures and an HTML page of finished runs, with the attention of the model that was kept."""
     if no_viewer and (text or text_pair):
         raise AttendropError("--no-viewer shows no texts; omit it, or --text.")
-    from attendrop.cli.console import messages
     from attendrop.reports.report import PAGE, write_report
 
     shown: dict[str, Any] = {"viewer": not no_viewer, "texts": text or (), "pairs": text_pair or (), "device": device}
-    with messages(quiet=quiet):
+    with ui.messages(quiet=quiet):
         found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, **shown)
     settings = found.results.settings
     figures = [name for name in found.files if name.endswith(".svg")]
@@ -54,4 +52,4 @@ def report(
         f"Figures: {len(figures)} in {found.folder}, as PDF, PNG and SVG",
         f"Page: {found.folder / PAGE}",
     ]
-    show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)
+    ui.show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)

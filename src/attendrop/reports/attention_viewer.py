@@ -26,8 +26,8 @@ from attendrop.runs.data import divide, load_data
 from attendrop.runs.run_folder import keeps_model, read_metrics
 from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
-from attendrop.studies.units import FROZEN
-from attendrop.studies.words import BASELINES_IN_WORDS
+from attendrop.studies.run_specs import FROZEN
+from attendrop.studies.verdict import BASELINES_IN_WORDS
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.long_texts import HEAD, WINDOWS

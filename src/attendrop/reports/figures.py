@@ -19,10 +19,9 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
 from attendrop.reports.results import ReportedSetting, Results
 from attendrop.reports.tables import score_scale
-from attendrop.studies.answer import best_of
 from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import mean_interval
-from attendrop.studies.words import cost, interval, number, signed
+from attendrop.studies.verdict import cost, interval, number, signed
 from attendrop.wording import decimals
 
 try:
@@ -177,11 +176,11 @@ def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
 
 
 def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
-    """Say of which rows the intervals of differences hold."""
+    """Name the intervals of differences."""
     known = {row.difference.components is not None for row in rows if row.difference and row.difference.n > 1}
     if len(known) == 2:
-        return "on new rows (on these rows, of runs without scores by row)"
-    return "on new rows" if True in known else "on these rows"
+        return "95 % CI (seeds × examples; seeds only, of runs without scores by row)"
+    return "95 % CI (seeds × examples)" if True in known else "95 % CI (seeds only)"
 
 
 # Scores, and cost against gain ---------------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     rows, metric, digits = setting.answer.rows, setting.answer.metric, setting.answer.decimals
     if len(rows) < 2 or not rows[0].is_reference:
         return "there are no scores of the reference and of a method"
-    reference, best = rows[0], best_of(metric)
+    reference, best = rows[0], (0.0 if metric.startswith("neg_") else 1.0)
     low, high = (min(best, reference.mean + end) for end in _gain_limits(rows))
     records: list[dict[str, Any]] = []
     for row in rows:
@@ -220,7 +219,7 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", **x)) + bars
     chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
     caption = (
-        f"Points: mean scores. Bars: 95 % intervals {_rows_of_intervals(rows)} of the difference from "
+        f"Points: mean scores. Bars: {_rows_of_intervals(rows)} of the difference from "
         f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
     )
     if any(row.difference is not None and row.difference.n < max(row.n, reference.n) for row in rows):
@@ -260,7 +259,7 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
     )
     bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
     points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=shape)
-    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals {_rows_of_intervals(compared)}."
+    caption = f"Above the dotted line: better than {reference}. Bars: {_rows_of_intervals(compared)}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
     chart = (_rule(_y=0).encode(y="_y:Q") + bars + points).properties(**SIZE)
     return [Figure("cost_gain", setting.name, "Cost against gain", caption, chart, values)]
@@ -300,7 +299,7 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
                 record |= {metric: number(row.mean, digits), "low": "-", "high": "-", "seeds": str(row.n)}
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
-                    record |= {"_low": found.low, "_high": min(best_of(metric), found.high)}
+                    record |= {"_low": found.low, "_high": min((0.0 if metric.startswith("neg_") else 1.0), found.high)}
                     record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
                 records.append(record | {"_x": size(setting), "_y": row.mean})
         base, values = chart_of(records)

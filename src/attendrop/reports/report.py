@@ -20,8 +20,8 @@ from attendrop.reports.page import Section, render, render_page
 from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.reports.tables import ResultTable, make_result_table
 from attendrop.runs.run_folder import check_writable
-from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, Answer, cells
-from attendrop.studies.words import cost, ends, name, number, signed
+from attendrop.studies.answer import COLUMNS, OOD_COLUMNS, Answer, cells
+from attendrop.studies.verdict import cost, ends, name, number, signed
 from attendrop.support.files import finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
@@ -194,18 +194,18 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
 def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     """Return the three numbers of a decision, each with a caption and a note: score, lead and cost."""
     rows, verdict = {row.label: row for row in found.rows}, found.verdict
-    main = rows.get(verdict.use or verdict.challenger or "", next(iter(rows.values()), None))
+    main = rows.get(verdict.use or verdict.candidate or "", next(iter(rows.values()), None))
     if main is None:
         return []
     spread = "one seed" if main.std is None else f"± {number(main.std, found.decimals)} over {main.n} seeds"
     numbers = [(number(main.mean, found.decimals), f"{found.metric} of {main.label}", spread)]
-    if verdict.lead is not None and verdict.challenger is not None:
+    if verdict.lead is not None and verdict.candidate is not None:
         span = ends(verdict.lead, found.decimals)
-        note = "no interval on new rows" if span == "-" else f"95 % interval on new rows: {span}"
-        difference = f"{verdict.challenger} minus {verdict.incumbent}"
+        note = "no 95 % CI (seeds × examples)" if span == "-" else f"95 % CI (seeds × examples): {span}"
+        difference = f"{verdict.candidate} minus {verdict.reference}"
         numbers.append((signed(verdict.lead.value, found.decimals), difference, note))
     reference = next((name(row.label) for row in found.rows if row.is_reference), "the reference")
-    pair = (rows.get(label or "", main) for label in (main.label, verdict.challenger, verdict.incumbent))
+    pair = (rows.get(label or "", main) for label in (main.label, verdict.candidate, verdict.reference))
     if len(rows) > 1 and (timed := next((row for row in pair if not row.is_reference), None)) is not None:
         numbers.append((cost(timed), f"time of training of {timed.label}", f"relative to {reference}"))
     return numbers
@@ -239,11 +239,11 @@ def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None
 def methods_table(results: Results) -> tuple[list[str], list[list[str]], str]:
     """Make the table of all methods in all settings: its header, its rows, and what the columns are."""
     first, *others = COLUMNS
-    if is_shifted := any(each.answer.shifted for each in results.settings):
-        others += SHIFTED_COLUMNS
+    if has_ood := any(each.answer.ood for each in results.settings):
+        others += OOD_COLUMNS
     several, rows = len(results.settings) > 1, []
     for each in results.settings:
-        unlike = each.answer.shifted
+        unlike = each.answer.ood
         there = {} if unlike is None else {row.label: cells(row, unlike.decimals) for row in unlike.rows}
         for row in each.answer.rows:
             label, *found = cells(row, each.answer.decimals)
@@ -255,9 +255,9 @@ def methods_table(results: Results) -> tuple[list[str], list[list[str]], str]:
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
     caption = (
-        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval on "
-        "new rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; "
-        f"time of training, relative{'; score and difference on rows unlike the training rows' if is_shifted else ''}."
+        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % intervals "
+        "over seeds and examples, and over seeds only; p value after Holm's correction; share of seeds in which it is "
+        f"ahead; time of training, relative{'; the same on the out-of-distribution split' if has_ood else ''}."
     )
     return [first, *(["setting"] if several else []), *others], rows, caption
 

@@ -15,8 +15,8 @@ from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import read_failures
 from attendrop.studies.method_rows import method_label, scored_data
+from attendrop.studies.run_specs import COMPARED, LABEL, REFERENCE, RUNS
 from attendrop.studies.study import OverallRow, overall_rows
-from attendrop.studies.units import COMPARED, LABEL, REFERENCE, RUNS
 from attendrop.wording import counted
 
 # Options in which the runs of one setting may differ.

@@ -10,8 +10,7 @@ import pandas as pd
 
 from attendrop.reports.results import Results
 from attendrop.studies.statistics import ALPHA
-from attendrop.studies.verdict import MIN_SEEDS
-from attendrop.studies.words import number
+from attendrop.studies.verdict import MIN_SEEDS, number
 from attendrop.wording import NAMES_LEFT, in_latex, in_markdown, markdown_table
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"

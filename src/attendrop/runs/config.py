@@ -1,7 +1,7 @@
 """Options of training runs, of evaluation and of prediction: their only declaration, and the files that hold them.
 
 A field of a dataclass declares an option by :func:`option`: its help, allowed values and default. From the fields of
-:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files,
+:class:`RunConfig` the command line and its help (:mod:`attendrop.cli.app`), ``run.yaml`` and study files,
 ``docs/options.md`` and the errors are made.
 """
 
@@ -300,7 +300,7 @@ class RunConfig:
     ood: bool | None = option(
         None,
         "held_out",
-        "Also score on rows unlike the training rows: whole groups of similar texts, held out.",
+        "Also score an out-of-distribution split: whole groups of similar texts, held out.",
         flags=["--ood"],
     )
     """One group in each class, of about the fraction ``test_fraction`` of its rows (a quarter if that is 0); see
@@ -311,7 +311,7 @@ class RunConfig:
     group_column: str | None = option(
         None, "held_out", "Column of your files whose rows belong together, such as customer or thread."
     )
-    """All splits keep the rows of a group, with the same value, on one side; intervals on new rows are about new
+    """All splits keep the rows of a group, with the same value, on one side; intervals over examples are about other
     groups. Rows with nearly the same text belong together without it, see
     :func:`attendrop.tasks.groups.near_duplicates`."""
     metric: str | None = option(

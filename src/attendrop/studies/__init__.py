@@ -1,7 +1,7 @@
 """Studies and comparisons: many runs, their statistics, and the resulting recommendation.
 
-- A :class:`~attendrop.studies.units.Unit` is one requested run, and a ``Result`` its ``metrics.json`` or error; a
-  :class:`~attendrop.studies.executor.Runner` makes one of the other.
+- A :class:`~attendrop.studies.run_specs.RunSpec` is one requested run, which a
+  :class:`~attendrop.studies.executor.Runner` performs; the last ``Event`` of it has its ``metrics.json`` or error.
 - A :class:`~attendrop.studies.method_rows.MethodRow` is a method in a table: its scores, and how it compares.
 - A :class:`~attendrop.studies.verdict.Verdict` is the recommendation that follows from rows, in numbers and in words.
 - An :class:`~attendrop.studies.answer.Answer` is the result for one setting: the rows, the verdict and its limits.

@@ -10,30 +10,42 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data
 from attendrop.studies.method_rows import (
-    HOLDS_FOR_SHIFTED,
     MethodRow,
     has_score,
     holds_for,
     method_label,
     method_rows,
     scored_on,
-    scored_unlike,
+    scored_out_of_distribution,
 )
-from attendrop.studies.units import BASELINES, CHEAP, REFERENCE
-from attendrop.studies.verdict import MIN_SEEDS, Verdict, decide, opening, sentences
-from attendrop.studies.words import cost, decimals_of, ends, interval, name, number, p_text
+from attendrop.studies.run_specs import BASELINES, CHEAP, REFERENCE
+from attendrop.studies.verdict import (
+    DECIMALS,
+    MIN_SEEDS,
+    Verdict,
+    cost,
+    decide,
+    ends,
+    interval,
+    name,
+    number,
+    opening,
+    p_text,
+    sentences,
+)
 from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
-from attendrop.wording import aligned, counted, in_markdown, markdown_table
+from attendrop.wording import aligned, counted, decimals, in_markdown, markdown_table
 
-# Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
+# Differences below this are practically zero: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
 # Below this number of groups, their number limits what can be said of new ones.
 FEW_GROUPS = 30
-COLUMNS = ("method", "seeds", "score", "difference [95 % on new rows]", "on these rows", "p (Holm)", "ahead", "time")
-# Further columns, for the rows that are unlike the training rows.
-SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
-_SHIFTED_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
+DIFFERENCE, SEEDS_ONLY = "difference [95 % CI (seeds × examples)]", "[seeds only]"
+COLUMNS = ("method", "seeds", "score", DIFFERENCE, SEEDS_ONLY, "p (Holm)", "ahead", "time")
+# Further columns, for the out-of-distribution split.
+OOD_COLUMNS = ("OOD score", "OOD difference")
+_OOD_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
 
 
 @dataclass(frozen=True)
@@ -43,14 +55,14 @@ class Answer:
     Attributes:
         task: Name of the task, or of the training file.
         scored_on: The rows of the scores, in words.
-        margin: Differences below this are taken as practically nothing.
+        margin: Differences below this are taken as practically zero.
         rows: The reference, the other methods, and the baselines.
         sentences: The verdict in words: the decision with its reason, then the figures that it rests on.
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
-        shifted: The same comparison on rows that are unlike the training rows, if there are such.
         data: What distinguishes its data from others of the same name: the training file with its folder and the
             column of its labels, or the task; not written.
+        ood: The same comparison on the out-of-distribution split, if there is one.
     """
 
     task: str
@@ -64,7 +76,7 @@ class Answer:
     notes: tuple[str, ...]
     holds_for: str
     data: str
-    shifted: Answer | None = None
+    ood: Answer | None = None
 
     @property
     def use(self) -> str | None:
@@ -74,7 +86,7 @@ class Answer:
     @property
     def decimals(self) -> int:
         """How many decimals scores are shown with."""
-        return decimals_of(self.margin)
+        return decimals(self.margin, DECIMALS)
 
     @property
     def decision(self) -> tuple[str, str]:
@@ -85,11 +97,11 @@ class Answer:
 
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
-        table, there = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)], self.shifted
+        table, there = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)], self.ood
         words, holds = [*self.sentences, *self.notes, ""], [self.holds_for]
         if there is not None:
             found = {row.label: cells(row, there.decimals)[2:4] for row in there.rows}
-            beside = (SHIFTED_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
+            beside = (OOD_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
             table = [line + more for line, more in zip(table, beside, strict=True)]
             words += [*there.sentences, *there.notes, ""]
             holds += {there.holds_for} - {self.holds_for}
@@ -115,19 +127,19 @@ class Answer:
             markdown_table(("method", *map(str, seeds)), by_seed),
         ]
         text = "\n\n".join(part for part in parts if part) + "\n"
-        return text if self.shifted is None else f"{text}\n{self.shifted.markdown()}"
+        return text if self.ood is None else f"{text}\n{self.ood.markdown()}"
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows of the table for a CSV, in full precision, with a column for the score of each seed."""
         seeds = sorted({seed for row in self.rows for seed in row.scores})
-        there = {} if self.shifted is None else {row.label: row.as_dict() for row in self.shifted.rows}
+        there = {} if self.ood is None else {row.label: row.as_dict() for row in self.ood.rows}
         records = []
         for row in self.rows:
             record = row.as_dict() | {f"seed_{seed}": row.scores.get(seed) for seed in seeds}
             for key in ("options", "scores", "differences", "runs", "components"):
                 del record[key]
-            if self.shifted is not None:
-                record |= {f"shifted_{key}": there.get(row.label, {}).get(key) for key in _SHIFTED_RECORD}
+            if self.ood is not None:
+                record |= {f"ood_{key}": there.get(row.label, {}).get(key) for key in _OOD_RECORD}
             records.append(record)
         return records
 
@@ -141,13 +153,24 @@ class Answer:
             "notes": list(self.notes),
             "holds_for": self.holds_for,
             "methods": [row.as_dict() for row in self.rows],
-            **({} if self.shifted is None else {"ood": self.shifted.as_dict()}),
+            **({} if self.ood is None else {"ood": self.ood.as_dict()}),
         }
+
+
+def cells(row: MethodRow, digits: int) -> tuple[str, ...]:
+    """Return the texts of a row of the table, one for each of :data:`COLUMNS`."""
+    score = number(row.mean, digits) + ("" if row.std is None else f" ± {number(row.std, digits)}")
+    both, seeds_only, ahead = "-", "-", "-"
+    if (found := row.difference) is not None:
+        both, seeds_only = interval(found, digits), ends(found.seeds_only, digits)
+        ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
+    p = "-" if row.p_holm is None else p_text(row.p_holm)
+    return row.label, str(row.n), score + "*" * row.selected_on_reported, both, seeds_only, p, ahead, cost(row)
 
 
 def answer(
     metrics: Sequence[Mapping[str, Any]],
-    reference: str = "finetune",
+    reference: str = REFERENCE,
     *,
     failed: Sequence[Mapping[str, Any]] = (),
     margin: float | None = None,
@@ -158,7 +181,7 @@ def answer(
         metrics: The ``metrics.json`` of finished runs that differ in method and seed only, baselines among them.
         reference: Label of the method to compare with, see :func:`attendrop.studies.method_rows.method_label`.
         failed: Runs without a result: ``method``, ``options``, ``seed`` and ``error`` of each.
-        margin: Differences below this are taken as practically nothing. None: 0.005; for errors (``neg_...``), 1 % of
+        margin: Differences below this are taken as practically zero. None: 0.005; for errors (``neg_...``), 1 % of
             the reference's.
 
     Raises:
@@ -177,17 +200,7 @@ def answer(
     first, metric, given = metrics[0], metrics[0]["metric"], margin
     if margin is None:
         margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
-    verdict = decide(rows, margin)
-    file = first.get("config", {}).get("train_file")
-    differences = [row.difference for row in rows if row.difference is not None]
-    leads = [each for each in verdict.baseline_leads.values() if each["seeds"] > 1]  # also of those without a pair
-    if leads or any(each.n > 1 for each in differences):
-        new_rows = any(each.components for each in differences) or any(each["value_low"] is not None for each in leads)
-        holds = holds_for(first, new_rows=new_rows)
-    elif differences:
-        holds = "One seed gives no intervals."
-    else:
-        holds = "Nothing is compared with the reference: there are no intervals."
+    verdict, file = decide(rows, margin), first.get("config", {}).get("train_file")
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
         model=first["model"],
@@ -197,46 +210,29 @@ def answer(
         rows=tuple(rows),
         verdict=verdict,
         sentences=tuple(sentences(verdict, {row.label: row for row in rows}, reference, metric, margin)),
-        notes=tuple(_notes(metrics, failed, rows, verdict, decimals_of(margin))),
-        holds_for=holds,
+        notes=tuple(_notes(metrics, failed, rows, verdict, decimals(margin, DECIMALS))),
+        holds_for=holds_for(first, rows, verdict.baseline_leads),
         data=str(first["task"] if file is None else f"{file}: {first['config'].get('label_column')}"),
     )
-    return replace(usual, shifted=_ood(usual, metrics, reference, given))
-
-
-def best_of(metric: str) -> float:
-    """Return the best possible score."""
-    return 0.0 if metric.startswith("neg_") else 1.0
-
-
-def _ood(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float | None) -> Answer | None:
-    """Compare on the rows that are unlike the training rows, where errors are larger; None if no run has scores.
-
-    Two sentences more say what these rows cost the reference, and what the best model there costs on the usual rows.
-    """
-    runs = [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]
-    if not runs:
-        return None
-    found = answer(runs, reference, margin=margin)
-    here, there = ({row.label: row for row in each.rows} for each in (usual, found))
-    scored = scored_unlike(metrics[0])
-    words = [f"On {scored}: {found.sentences[0]}", *found.sentences[1:]]
-    plain = name(reference)
+    # On the out-of-distribution split, where errors are larger; two sentences more say what it costs the reference, and
+    # what the best model there costs on the usual rows.
+    if not (runs := [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]):
+        return usual
+    shifted, scored, plain = answer(runs, reference, margin=given), scored_out_of_distribution(first), name(reference)
+    here, there = ({row.label: row for row in each.rows} for each in (usual, shifted))
+    words = [f"On {scored}: {shifted.sentences[0]}", *shifted.sentences[1:]]
     if reference in here and reference in there:
-        scores = number(there[reference].mean, found.decimals), number(here[reference].mean, usual.decimals)
+        scores = number(there[reference].mean, shifted.decimals), number(here[reference].mean, usual.decimals)
         words.append(f"{plain[0].upper()}{plain[1:]} scores {scores[0]} there, and {scores[1]} on the usual rows.")
-    row = here.get(str(found.use))
+    row = here.get(str(shifted.use))
     if row is not None and row.difference is not None and row.label not in (reference, usual.use):
         difference = interval(row.difference, usual.decimals)
         words.append(f"On the usual rows, {row.label} minus {plain} is {difference}.")
-    intervals = any(row.difference is not None and row.difference.n > 1 for row in found.rows)
-    return replace(
-        found,
-        scored_on=scored,
-        sentences=tuple(words),
-        notes=tuple(note for note in found.notes if note not in usual.notes),
-        holds_for=HOLDS_FOR_SHIFTED if intervals else found.holds_for,
-    )
+    holds = shifted.holds_for
+    if any(row.difference is not None and row.difference.n > 1 for row in shifted.rows):
+        holds = "OOD intervals hold for other rows of the same held-out groups: other groups may differ by more."
+    notes = tuple(note for note in shifted.notes if note not in usual.notes)
+    return replace(usual, ood=replace(shifted, scored_on=scored, sentences=tuple(words), notes=notes, holds_for=holds))
 
 
 def _notes(
@@ -279,18 +275,18 @@ def _notes(
         if row.pairs < max(row.n, rows[0].n):
             few = "" if row.pairs >= MIN_SEEDS else ", too few to judge"
             yield f"{row.label} and {rows[0].label} have {counted(row.pairs, 'seed')} in common{few}."
-    # What is known of new rows.
+    # What is known of other rows.
     if grouped := next((run["data"]["looks_grouped"] for run in runs if run["data"].get("looks_grouped")), None):
         yield grouped
     groups = max((each.groups for row in rows for each in row.by_row.values() if each.groups < each.rows), default=0)
     if 0 < groups < FEW_GROUPS:
         yield (
             f"The evaluation rows are of {groups} groups only, so that little is known of others: further groups make "
-            "intervals on new rows narrower, and further rows of these hardly."
+            "the 95 % CI (seeds × examples) narrower, and further rows of these hardly."
         )
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
-        yield f"No scores by row on the reference's rows, so nothing on new rows: {', '.join(unknown)}."
+        yield f"No scores by row on the reference's rows, so no 95 % CI (seeds × examples): {', '.join(unknown)}."
     best = next((row for row in rows if row.label == verdict.baseline), None)
     for other in rows:
         if best is None or not other.is_baseline or other.method in CHEAP or other.mean <= best.mean:
@@ -302,15 +298,3 @@ def _notes(
         yield f"The best score of {len(rows)} on the same rows is optimistic: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):
         yield "*: a model was chosen on the rows that it is scored on, so its score is optimistic."
-
-
-def cells(row: MethodRow, digits: int) -> tuple[str, ...]:
-    """Return the texts of a row of the table, one for each of :data:`COLUMNS`."""
-    values = (row.mean,) if row.std is None else (row.mean, row.std)
-    score = " ± ".join(number(value, digits) for value in values) + "*" * row.selected_on_reported
-    new, these, ahead = "-", "-", "-"
-    if (found := row.difference) is not None:
-        new, these = interval(found, digits), ends(found.these_rows, digits)
-        ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
-    p = "-" if row.p_holm is None else p_text(row.p_holm)
-    return row.label, str(row.n), score, new, these, p, ahead, cost(row)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from attendrop.runs.run_folder import (
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
-from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
+from attendrop.studies.run_specs import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode
@@ -145,21 +145,12 @@ def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | No
     return metrics | {"train_seconds": round(seconds, 3)}, predictions, fit.model
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """A fitted baseline, with the function that computes features of rows to score; None: its answer is constant.
-
-    ``unlabelled`` says whether unlabelled texts are used, see :func:`self_trained`.
-    """
+class _Fit(NamedTuple):
+    """A fitted baseline, its predictions of rows, and whether unlabelled texts are used, see :func:`self_trained`."""
 
     model: BaselineModel
-    features: Callable[[Dataset], Array] | None = None
-    unlabelled: dict[str, Any] = field(default_factory=lambda: {"used": False})
-
-    def predict(self, rows: Dataset) -> Array:
-        if self.features is None:
-            return self.model.constant(columns_of(rows))
-        return self.model.linear(self.features(rows))
+    predict: Callable[[Dataset], Array]
+    unlabelled: Mapping[str, Any]
 
 
 class _Baseline:
@@ -187,7 +178,8 @@ class _Baseline:
             )
         answer = np.atleast_1d(np.asarray(found[1][0], dtype=float))  # of the first row
         answer = answer[:1] if answer.ndim == 2 else answer  # which may have one for each word
-        return _Fit(BaselineModel(self.name, self.task_type, self.tokenizer, answer))
+        model = BaselineModel(self.name, self.task_type, self.tokenizer, answer)
+        return _Fit(model, lambda rows: model.constant(columns_of(rows)), {"used": False})
 
     def fit(self, train: Dataset) -> _Fit:
         """Fit the baseline: the linear model of the head, or a constant where all rows are of one class."""
@@ -220,7 +212,7 @@ class _Baseline:
             found, decision = self_trained(found, own, targets, features(unlabelled), never_held_out=names, **how)
         model = BaselineModel(self.name, task_type, **parts, bias=found.bias, weight=found.weight)
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
-        return _Fit(model, partial(features, share=True), decision)
+        return _Fit(model, lambda rows: model.linear(features(rows, share=True)), decision)
 
     def features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
         """Return the function that computes features of rows by an encoder, of each text once."""

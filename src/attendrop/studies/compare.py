@@ -30,11 +30,11 @@ from attendrop.runs.run_folder import holds_run, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
-from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting, check_record, record_of
+from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
-from attendrop.studies.method_rows import MethodRow, method_label
+from attendrop.studies.method_rows import method_label
+from attendrop.studies.run_specs import FROZEN, REFERENCE, Event, RunSpec, with_evaluation
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
-from attendrop.studies.units import FROZEN, REFERENCE, Event, Result, Unit, check_evaluation
 from attendrop.support.files import write_json, write_text
 from attendrop.tasks.base import Task
 from attendrop.tasks.types.base import TaskType
@@ -101,10 +101,6 @@ class Outcome:
             lines.append(f"{name}: {setting.described}, of {tried} on selection rows.")
         return lines
 
-    def markdown(self) -> str:
-        """Return the answer as Markdown, with the chosen settings."""
-        return self.answer.markdown() + "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
-
     def lines(self) -> list[str]:
         """Return the answer in words, the table, and the chosen settings."""
         lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
@@ -112,6 +108,12 @@ class Outcome:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
         return lines
+
+    def write(self, folder: Path) -> None:
+        """Write the answer, with the chosen settings."""
+        choices = "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
+        table = csv_of_records(self.answer.records())
+        write_reports(folder, self.answer.markdown() + choices, self.as_dict(), table)
 
 
 @takes_options(Comparison, RunConfig)
@@ -141,8 +143,8 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
     if unknown := [name for name in options if name not in known]:
         hint = did_you_mean(unknown[0], sorted(known)) or "; help(attendrop.compare) lists them."
         raise AttendropError(f"compare has no option {unknown[0]!r}{hint}")
-    check_evaluation(options)
-    config = RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}))
+    options = {"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}
+    config = RunConfig(**with_evaluation(options))
     return run_comparison(Comparison(config=config, output_dir=output_dir, **own), workers=workers, backend=backend)
 
 
@@ -171,11 +173,11 @@ def run_comparison(
     run = resolve_run(config)
     load_tokenizer(config.model, run.task)
     refuse_unusable(comparison, run.task)
-    check_record(folder, config)
+    comparison.check_record()
     parts = run.parts
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
-    unlike = f", {len(parts.report['ood'])} for those on unlike rows" if "ood" in parts.report else ""
+    unlike = f", {len(parts.report['ood'])} on the OOD split" if "ood" in parts.report else ""
     logger.info(
         "%s: %s, %s to train on, %d for the final scores%s.",
         run.data.source, run.task.type.labels_are, parts.trained_on(run.config.label_names), len(parts.report["dev"]),
@@ -188,38 +190,35 @@ def run_comparison(
         logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
         baselines = tuple(name for name in comparison.baselines if name in defined)
         comparison = dataclasses.replace(comparison, baselines=baselines)
-    defaults, seeds = {setting.label: setting for setting in comparison.methods}, comparison.seeds
-    final = seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
+    defaults = {setting.label: setting for setting in comparison.methods}
+    final = comparison.seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
     with open_runner(folder, workers=workers, backend=backend) as runner:
-        write_json(folder / RECORD, record_of(config))
+        write_json(folder / RECORD, comparison.record())
         # Try settings, if this is asked for.
-        run_units, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
+        perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
             on_plan(len(defaults) * comparison.trials * comparison.folds + final)
             trials = search_settings(
-                config, comparison.methods, trials=comparison.trials, folds=comparison.folds, run_units=run_units
+                config, comparison.methods, trials=comparison.trials, folds=comparison.folds, perform=perform
             )
         on_plan(sum(map(len, trials.values())) * comparison.folds + final)
         # Train all methods with each seed, and compare them.
         settings = defaults | {label: choose(each) for label, each in trials.items()}
-        units, labels = final_units(comparison, settings)
-        results = [
-            dataclasses.replace(result, label=label) for result, label in zip(run_units(units), labels, strict=True)
-        ]
-        plain = [each for each in results if each.unit.method == REFERENCE]
+        results = perform(final_runs(comparison, settings))
+        plain = [each for each in results if each.spec.method == REFERENCE]
         if not any(each.metrics for each in plain):
-            raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].error}")
+            raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
         failed = [each.run for each in results if each.metrics is None]
         found = answer([each.run for each in results if each.metrics is not None], failed=failed)
-        outcome, table = Outcome(found, trials), csv_of_records(found.records())
+        outcome = Outcome(found, trials)
         write_compared(folder, {"": results}, REFERENCE)
-        write_reports(folder, outcome.markdown(), outcome.as_dict(), table)  # whatever becomes of the model
+        outcome.write(folder)  # whatever becomes of the model
         # Keep the model.
         if comparison.keep_best:
-            runner.workers.release()
+            runner.release()
             kept, best = keep_best(config, found, results, folder, on_event)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
-            write_reports(folder, outcome.markdown(), outcome.as_dict(), table)
+            outcome.write(folder)
     return outcome
 
 
@@ -241,23 +240,21 @@ def refuse_unusable(comparison: Comparison, task: Task) -> None:
         raise AttendropError(f"{names} cannot act on {model_name!r}; name other methods by --methods. {reason}")
 
 
-def final_units(comparison: Comparison, settings: Mapping[str, MethodSetting]) -> tuple[list[Unit], list[str | None]]:
-    """Return the runs of all methods and baselines, seed by seed, and what an answer calls each, if not by its options.
+def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) -> list[RunSpec]:
+    """Return the runs of all methods and baselines, seed by seed, with settings by label of the one that is compared.
 
-    The settings are by label of the one that is compared. One with a learning rate of its own is named by it, too:
-    other rows have that of all runs.
+    One with a learning rate of its own is named by it, too: other rows have that of all runs.
     """
-    config, units, labels = comparison.config, list[Unit](), list[str | None]()
+    config, runs = comparison.config, []
     rates = {each.label: each.learning_rate for each in comparison.methods if each.method != REFERENCE}
     for seed in range(comparison.seeds):
         for label, setting in settings.items():
-            units.append(Unit(setting.applied(config, seed=seed)))
-            named = labelled_method(setting.method, setting.options)
-            labels.append(None if rates.get(label) is None else f"{named} learning_rate={rates[label]:g}")
+            named, rate = labelled_method(setting.method, setting.options), rates.get(label)
+            named = "" if rate is None else f"{named} learning_rate={rate:g}"
+            runs.append(RunSpec(setting.applied(config, seed=seed), label=named))
         plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
-        units += [Unit(plain, baseline=name) for name in comparison.baselines]
-        labels += [None] * len(comparison.baselines)
-    return units, labels
+        runs += [RunSpec(plain, baseline=name) for name in comparison.baselines]
+    return runs
 
 
 # The search of settings, by optuna -----------------------------------------------------------------------------------
@@ -289,21 +286,16 @@ def search_settings(
     *,
     trials: int,
     folds: int,
-    run_units: Callable[[list[Unit]], list[Result]],
+    perform: Callable[[list[RunSpec]], list[Event]],
 ) -> dict[str, list[Trial]]:
-    """Try up to ``trials`` settings of each method on selection rows.
+    """Try up to ``trials`` settings of each method on selection rows; return them by label of the default, the first.
 
     They are proposed by optuna's tree-structured Parzen estimator, from the scores so far and the seed alone, so that a
     search that is begun again asks for the same runs, and finds those that are finished. A setting is trained on four
     fifths of the training rows and scored on the others, with another split in each fold. Options and learning rates
     that are given are not searched, nor are those given in other settings of the same method, so that each setting
-    stays what it is compared as. One that is proposed twice is tried once.
-
-    Returns:
-        The trials by label of the default, which comes first.
-
-    Raises:
-        AttendropError: optuna is not installed, or no default can be trained.
+    stays what it is compared as. One that is proposed twice is tried once. Raises AttendropError if no default can be
+    trained.
     """
     try:
         import optuna
@@ -345,9 +337,9 @@ def search_settings(
         # Score those that are new on the selection rows of each fold, and never on the evaluation rows.
         new = {label: each for label, (_, each) in proposals.items() if all(each != t.setting for t in found[label])}
         held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "held-out"}
-        results = run_units(
+        results = perform(
             [
-                Unit(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
+                RunSpec(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
                 for setting in new.values()
                 for fold in range(folds)
             ]
@@ -359,7 +351,7 @@ def search_settings(
             if number == 0 and any(runs):
                 first[label] = next(filter(None, runs))
         if not first:
-            raise AttendropError(f"No run succeeded; the first error: {results[0].error}")
+            raise AttendropError(f"No run succeeded; the first error: {results[0].text}")
         for label, (proposal, setting) in proposals.items():
             known = next(trial.scores for trial in found[label] if trial.setting == setting)
             numbers = [score for score in known if score is not None]
@@ -373,7 +365,7 @@ def search_settings(
 
 
 def keep_best(
-    config: RunConfig, found: Answer, results: Sequence[Result], folder: Path, on_event: OnEvent
+    config: RunConfig, found: Answer, results: Sequence[Event], folder: Path, on_event: OnEvent
 ) -> tuple[str, Path]:
     """Train the recommended model on all rows; return the label of its row, and its folder."""
     wanted = best_model(found, results, config, resolve_run(config).task.type, folder)
@@ -396,16 +388,18 @@ def keep_best(
     return kept, place
 
 
-def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, task_type: TaskType, folder: Path) -> Unit:
+def best_model(
+    answer: Answer, results: Sequence[Event], config: RunConfig, task_type: TaskType, folder: Path
+) -> RunSpec:
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
     It is trained on all rows, but for those that the method or the protocol needs held out. A linear model on the
     frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other baselines are
     models of :mod:`attendrop.runs.prediction_passes`.
     """
-    found = {method_label(each.run): (each.unit, each.metrics) for each in results if each.metrics is not None}
-    unit, metrics = found[answer.use or REFERENCE]
-    own, baseline = unit.config, unit.baseline
+    found = {method_label(each.run): (each.spec, each.metrics) for each in results if each.metrics is not None}
+    spec, metrics = found[answer.use or REFERENCE]
+    own, baseline = spec.config, spec.baseline
     if baseline is None:
         on_evaluation_rows = own.rewarded_on == "eval" or own.protocol == "paper"
         changes: dict[str, Any] = {} if on_evaluation_rows else dict(_ALL)
@@ -420,27 +414,20 @@ def best_model(answer: Answer, results: Sequence[Result], config: RunConfig, tas
         changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
-    return Unit(dataclasses.replace(own, **changes), baseline, keep_model=True)
+    return RunSpec(dataclasses.replace(own, **changes), baseline, keep_model=True)
 
 
 def add_scores(answer: Answer, label: str, folder: Path) -> None:
-    """Add the comparison's score to the card of the kept model.
-
-    The score belongs to other models: the kept one may be trained on the scored rows.
-    """
-    card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
-    if row is None or not card.exists():  # without a finite score, there is no row
-        return
-
-    def spread(row: MethodRow) -> str:
-        return score_text(row.mean) + ("" if row.std is None else f" ± {score_text(row.std, row.mean)}")
-
-    unlike = next((each for each in answer.shifted.rows if each.label == label), None) if answer.shifted else None
-    of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
-    there = "" if unlike is None or answer.shifted is None else f"; {spread(unlike)} on {answer.shifted.scored_on}"
-    scores = in_markdown(f"{answer.metric} {spread(row)}, {of}, on {answer.scored_on}{there}.")
-    text = (
-        f"`{label}`: {scores} These are scores of the comparison's models, which were trained without these rows, and "
-        "not of this one, which was trained in the end."
-    )
-    write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
+    """Add the comparison's scores to the card of the kept model: of other models, since it may train on their rows."""
+    card, told = folder / CARD, []
+    for found in filter(None, (answer, answer.ood)):
+        for row in (row for row in found.rows if row.label == label):  # none without a finite score
+            spread = "" if row.std is None else f" ± {score_text(row.std, row.mean)}"
+            of = "one seed" if row.n == 1 else f"{row.n} seeds, mean ± standard deviation"
+            told.append(f"{found.metric} {score_text(row.mean)}{spread} ({of}) on {found.scored_on}")
+    if told and card.exists():
+        text = (
+            f"`{label}`: {in_markdown('; '.join(told))}. These are scores of the comparison's models, which were "
+            "trained without these rows, and not of this one, which was trained in the end."
+        )
+        write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))

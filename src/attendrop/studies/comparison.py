@@ -12,15 +12,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, by_content, check_fields, names, option
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.units import (
-    BASELINES,
-    CHEAP,
-    COMPARED,
-    REFERENCE,
-    check_number_of_runs,
-    data_sha256,
-    with_evaluation,
-)
+from attendrop.studies.run_specs import BASELINES, CHEAP, COMPARED, REFERENCE, check_number_of_runs, data_sha256
 from attendrop.support.files import model_sha256
 
 if TYPE_CHECKING:
@@ -42,36 +34,6 @@ def default_methods() -> list[str]:
     from attendrop.methods.core.registry import get_method, method_names
 
     return [name for name in method_names() if get_method(name).info.compared]
-
-
-def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    found = () if value in ("none", None) else names(value)
-    if unknown := sorted(set(found) - set(BASELINES)):
-        raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
-    return found
-
-
-def _settings(
-    name: str, value: str | Sequence[str | Method | MethodSetting] | Method | MethodSetting | None
-) -> tuple[MethodSetting, ...]:
-    """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
-    from attendrop.methods.core.registry import build_method, spelled_options
-
-    found: list[MethodSetting] = []
-    built: list[tuple[Method, float | None]] = []
-    given = default_methods() if value is None else names(value) if isinstance(value, str) else value
-    given = given if isinstance(given, Sequence) else [given]  # a method
-    for setting in map(MethodSetting.of, given):
-        method = build_method(setting.method, setting.options)
-        setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
-        rate = None if method.name == REFERENCE else setting.learning_rate
-        if (method, rate) in built:
-            raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
-        found.append(setting)
-        built.append((method, rate))
-    if not any(setting.method == REFERENCE for setting in found):
-        found.append(MethodSetting(REFERENCE))
-    return tuple(sorted(found, key=lambda setting: setting.method != REFERENCE))
 
 
 @dataclass(frozen=True)
@@ -112,6 +74,33 @@ class MethodSetting:
         return self.method if self.described == "its defaults" else f"{self.method} {self.described}"
 
 
+def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    found = () if value in ("none", None) else names(value)
+    if unknown := sorted(set(found) - set(BASELINES)):
+        raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
+    return found
+
+
+def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | None) -> tuple[MethodSetting, ...]:
+    """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
+    from attendrop.methods.core.registry import build_method, spelled_options
+
+    given = default_methods() if value is None else names(value) if isinstance(value, str) else value
+    found: list[MethodSetting] = []
+    built: list[tuple[Method, float | None]] = []
+    for setting in map(MethodSetting.of, given if isinstance(given, Sequence) else [given]):
+        method = build_method(setting.method, setting.options)
+        setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
+        rate = None if method.name == REFERENCE else setting.learning_rate
+        if (method, rate) in built:
+            raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
+        found.append(setting)
+        built.append((method, rate))
+    if not any(setting.method == REFERENCE for setting in found):
+        found.append(MethodSetting(REFERENCE))
+    return tuple(sorted(found, key=lambda setting: setting.method != REFERENCE))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Options of a comparison, their only declaration. Numbers and times may be given as text.
@@ -121,8 +110,7 @@ class Comparison:
     """
 
     config: RunConfig
-    """Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data, a quarter
-    of the training rows is held out."""
+    """Data, model and training of all runs; its method, seed and folder are ignored."""
     output_dir: str = option("comparison", "output", "Folder of the answer; the same command continues there.", PATH)
     """Also the folder of the runs and the chosen model."""
     methods: Sequence[Any] = option(
@@ -149,31 +137,30 @@ class Comparison:
     def __post_init__(self) -> None:
         check_fields(self)
         check_number_of_runs(self.seeds * (len(self.methods) + len(self.baselines)), "The comparison")
-        object.__setattr__(self, "config", with_evaluation(self.config))
 
+    def check_record(self) -> None:
+        """Refuse a folder with the answer, or model, of a comparison on other data, of another model or training."""
+        folder = Path(self.output_dir)
+        before = read_json(folder / RECORD, {})
+        if before is None or not ((folder / COMPARED).exists() or (folder / BEST).exists()):
+            return
+        changed = [
+            _CONTENT.get(name) or f"{name}={before.get(name)!r}, not {value!r}"
+            for name, value in self.record().items()
+            if before.get(name) != value
+        ]
+        if changed:
+            raise AttendropError(
+                f"The folder '{folder}' holds the answer of a comparison with {'; '.join(changed)}. Only methods, "
+                "seeds, trials and baselines may change; name another folder with --output-dir."
+            )
 
-def check_record(folder: Path, config: RunConfig) -> None:
-    """Refuse a folder with the answer, or the model, of a comparison on other data, of another model or training."""
-    before = read_json(folder / RECORD, {})
-    if before is None or not ((folder / COMPARED).exists() or (folder / BEST).exists()):
-        return
-    changed = [
-        _CONTENT.get(name) or f"{name}={before.get(name)!r}, not {value!r}"
-        for name, value in record_of(config).items()
-        if before.get(name) != value
-    ]
-    if changed:
-        raise AttendropError(
-            f"The folder '{folder}' holds the answer of a comparison with {'; '.join(changed)}. Only methods, seeds, "
-            "trials and baselines may change; name another folder with --output-dir."
-        )
-
-
-def record_of(config: RunConfig) -> dict[str, Any]:
-    """Return the data, model and options that a comparison compares with, wherever the files are: JSON values."""
-    options = {name: value for name, value in by_content(config.as_dict()).items() if name not in _NOT_RECORDED}
-    if files := model_sha256(config.model):  # of a local model
-        options["model"] = Path(config.model).name
-    digests = {"data_sha256": data_sha256(config), "model_sha256": files}
-    found: dict[str, Any] = json.loads(json.dumps(digests | options))  # as it is read
-    return found
+    def record(self) -> dict[str, Any]:
+        """Return the data, model and options that are compared with, wherever the files are: JSON values."""
+        config = self.config
+        options = {name: value for name, value in by_content(config.as_dict()).items() if name not in _NOT_RECORDED}
+        if files := model_sha256(config.model):  # of a local model
+            options["model"] = Path(config.model).name
+        digests = {"data_sha256": data_sha256(config), "model_sha256": files}
+        found: dict[str, Any] = json.loads(json.dumps(digests | options))  # as it is read
+        return found

@@ -1,83 +1,123 @@
-"""Execution of units: each once, whatever fails, in this process, on worker processes or on a Ray cluster.
+"""Execution of runs: each once, whatever fails, in this process, on worker processes or on a Ray cluster.
 
-The time line of a unit: its folder is named by its options and data (:meth:`Runner.folder_of`). If it is finished
+The time line of a run: its folder is named by its options and data (:meth:`Runner.folder_of`). If it is finished
 there, it is ``kept``: there is no other record. Else a free worker runs it in that folder, from its last checkpoint. It
 is then ``finished`` or ``failed``, or its process died: it is submitted again, and fails if that happens too often.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import json
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import sys
 import tempfile
+import threading
+import time
+import traceback
+import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Self
 
-from attendrop.errors import AttendropError
-from attendrop.runs.run_folder import locked, number_of_processes, read_json, read_metrics
-from attendrop.studies.units import RUNS, Event, Result, Unit, check_workers, data_sha256
-from attendrop.studies.workers import SECONDS_BETWEEN_REPORTS, LocalWorkers, Outcome, Workers
-from attendrop.support.files import model_sha256, write_json
+from attendrop.errors import AttendropError, check_count, machine_failure, one_line
+from attendrop.runs.run_folder import METRICS, locked, number_of_processes, read_json, read_metrics
+from attendrop.studies.run_specs import RUNS, Event, RunSpec, data_sha256
+from attendrop.support.files import first_line, model_sha256, write_bytes, write_json, write_text
+from attendrop.wording import counted
 
 LOCAL = "local"
 RAY = "ray:"
 FAILED = "failed.json"
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+SECONDS_BETWEEN_REPORTS = 0.5
+_SECONDS_TO_CONNECT = 10.0
+# Worker processes by default, at most.
+MOST_WORKERS = 8
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_SPAWN = get_context("spawn")
 OnEvent = Callable[[Event], None]
+# Of a run: its ``metrics``; or its ``error`` with ``details``, the traceback unless it is a user's mistake; or why it
+# is ``lost``; and the ``warnings`` of another process.
+Outcome = dict[str, Any]
 
 
 @contextmanager
 def open_runner(folder: str | Path, *, workers: int | None = None, backend: str = LOCAL) -> Iterator[Runner]:
-    """Open a study's folder, which is locked meanwhile, and what runs units in it: see :meth:`Runner.run`.
+    """Lock a study's folder, and yield what performs runs in it: see :meth:`Runner.run`.
 
     Args:
-        folder: Folder of the study; each unit has a folder of its own below ``FOLDER/runs``.
-        workers: Number of worker processes, see :class:`attendrop.studies.workers.LocalWorkers`; 0: this process.
+        folder: Folder of the study; each run has a folder of its own below ``FOLDER/runs``.
+        workers: Number of worker processes, see :class:`LocalRunner`; 0: this process.
         backend: ``"local"``: processes on this machine; ``"ray:local"``: a Ray cluster that is started here;
-            ``"ray:ADDRESS"``: a running one, see :class:`attendrop.studies.ray_workers.RayWorkers`.
+            ``"ray:ADDRESS"``: a running one, see :class:`RayRunner`.
 
     Raises:
-        AttendropError: Another process runs units in this folder, or the backend is not available.
+        AttendropError: Another process uses this folder, the backend is not available, or there are too many workers.
     """
     if number_of_processes() > 1:
         raise AttendropError(
             "Comparisons and studies start processes of their own, each for whole runs: start one without torchrun (or "
             "WORLD_SIZE), and set the number of processes by --workers."
         )
-    opened: Workers
-    if backend == LOCAL:
-        check_workers(workers)
-        opened = Workers() if workers == 0 else LocalWorkers(workers)
-    elif backend.startswith(RAY):
-        from attendrop.studies.ray_workers import RayWorkers
-
-        opened = RayWorkers(backend.removeprefix(RAY), workers)
-    else:
+    if workers is not None:
+        check_count("workers", workers, int(backend != LOCAL))
+    runner: Runner
+    if backend.startswith(RAY):
+        runner = RayRunner(Path(folder), backend.removeprefix(RAY), workers)
+    elif backend != LOCAL:
         raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
-    with locked(Path(folder)), opened:
-        (Path(folder) / RUNS).mkdir(exist_ok=True)
-        yield Runner(Path(folder), opened)
+    elif (workers or 0) > (most := max(16, 4 * available_cores())):
+        raise AttendropError(
+            f"workers={workers} are too many for {counted(available_cores(), 'core')}: each loads PyTorch and a model; "
+            f"give at most {most}, or omit it."
+        )
+    else:
+        runner = Runner(Path(folder)) if workers == 0 else LocalRunner(Path(folder), workers)
+    with locked(runner.folder), runner:
+        (runner.folder / RUNS).mkdir(exist_ok=True)
+        yield runner
 
 
 class Runner:
-    """Units in a study's folder, and the workers that run them."""
+    """The runs in a study's folder, performed by this process, for debugging; subclasses have other processes."""
 
-    def __init__(self, folder: Path, workers: Workers) -> None:
-        self.folder, self.workers = folder, workers
+    count = 1  # of runs at the same time
+    attempts = 1  # how often a run is begun whose process is lost each time
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._digests: dict[str, str] = {}
 
-    def folder_of(self, unit: Unit) -> Path:
-        """Find the folder of a unit.
+    def __enter__(self) -> Self:
+        return self
 
-        Raises:
-            AttendropError: Its data or model changed since the first one; or worker processes do not know its method.
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def folder_of(self, spec: RunSpec) -> Path:
+        """Find the folder of a run.
+
+        Raises AttendropError if its data or model changed meanwhile, or worker processes do not know its method.
         """
         from attendrop.methods.core.registry import is_of_this_program
 
-        config = unit.config
-        if type(self.workers) is not Workers and is_of_this_program(config.method):
+        config = spec.config
+        if type(self) is not Runner and is_of_this_program(config.method):
             raise AttendropError(
                 f"Method '{config.method}' is registered in this program, and worker processes do not know it: run in "
                 "this one, workers=0, or declare an entry point in its package."
@@ -90,78 +130,93 @@ class Runner:
                 f"The data of {config.train_file or config.task}, or the model '{config.model}', changed meanwhile, so "
                 "earlier runs used other ones. Start again, so that all runs use the same."
             )
-        return self.folder / RUNS / unit.folder_name(digest)
+        return self.folder / RUNS / spec.folder_name(digest)
 
-    def run(self, units: Iterable[Unit], on_event: OnEvent = lambda event: None) -> list[Result]:
-        """Run units; one that is finished in its folder is not run again, and of equal ones, one is run.
+    def run(self, specs: Iterable[RunSpec], on_event: OnEvent = lambda event: None) -> list[Event]:
+        """Perform runs; one that is finished in its folder is not run again, and of equal ones, one is run.
 
-        A unit that fails is a result with an error, and does not stop the others; ``FOLDER/failed.json`` has the
-        errors. A unit whose process is lost is run again, from its last checkpoint. Neither the number of workers nor
-        the order of units changes a result, except that sums of floats may differ in the last digit with another
-        number of threads.
+        A run that fails does not stop the others; ``FOLDER/failed.json`` has the errors. One whose process is lost is
+        run again, from its last checkpoint. Neither the number of workers nor the order of runs changes a result,
+        except that sums of floats may differ in the last digit with another number of threads.
 
-        Args:
-            units: The units.
-            on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run
-                again, the units resume from their last checkpoints.
-
-        Returns:
-            A result for each unit, in the order of the units.
+        ``on_event`` is called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; asked
+        for again, the runs resume from their last checkpoints. Returns the last event of each run, ``"finished"``,
+        ``"kept"`` or ``"failed"``, in the order of the specs.
         """
-        folders = [(self.folder_of(unit), unit) for unit in units]
-        results: dict[Path, Result] = {}
+        folders = [(self.folder_of(spec), spec) for spec in specs]
+        results: dict[Path, Event] = {}
         attempts: Counter[Path] = Counter()
-        running: dict[Future[Outcome], tuple[Path, Unit]] = {}
+        running: dict[Future[Outcome], tuple[Path, RunSpec]] = {}
         failures = read_failures(self.folder)
 
-        def end(folder: Path, unit: Unit, outcome: Outcome, kind: Any = "finished") -> None:
-            metrics, error = outcome.get("metrics"), outcome.get("error")
-            before = failures.pop(folder.name, None)
+        def end(folder: Path, spec: RunSpec, outcome: Outcome, kind: Any = "finished") -> None:
+            before, error = failures.pop(folder.name, None), outcome.get("error")
             if error is not None:
                 kind, failures[folder.name] = "failed", {"error": error, "details": outcome.get("details", "")}
             if failures.get(folder.name) != before:
                 with suppress(OSError):  # the disk may be full
                     write_json(self.folder / FAILED, failures)
-            results[folder] = Result(unit, folder, metrics, error)
-            on_event(Event(kind, unit, folder, text=error or "", metrics=metrics))
+            results[folder] = Event(kind, spec, folder, outcome.get("metrics"), error or "")
+            on_event(results[folder])
 
-        todo: deque[tuple[Path, Unit]] = deque()
-        for folder, unit in dict(folders).items():
+        todo: deque[tuple[Path, RunSpec]] = deque()
+        for folder, spec in dict(folders).items():
             try:
                 metrics = read_metrics(folder)
             except AttendropError as error:  # a file that a crash of the machine left empty
-                end(folder, unit, {"error": f"{error} Or delete it, and start again."})
+                end(folder, spec, {"error": f"{error} Or delete it, and start again."})
                 continue
             if metrics is None:
-                todo.append((folder, unit))
+                todo.append((folder, spec))
             else:
-                end(folder, unit, {"metrics": metrics}, "kept")
+                end(folder, spec, {"metrics": metrics}, "kept")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
             while todo or running:
-                while todo and len(running) < self.workers.count:
-                    folder, unit = todo.popleft()
-                    self.folder_of(unit)  # its data may have changed meanwhile
+                while todo and len(running) < self.count:
+                    folder, spec = todo.popleft()
+                    self.folder_of(spec)  # its data may have changed meanwhile
                     attempts[folder] += 1
-                    running[self.workers.submit(unit, folder, Path(place, folder.name))] = folder, unit
+                    running[self.submit(spec, folder, Path(place, folder.name))] = folder, spec
                 ended, _ = wait(running, SECONDS_BETWEEN_REPORTS, FIRST_COMPLETED)
                 for future in ended:
-                    folder, unit = running.pop(future)
-                    outcome = self.workers.outcome(future)
+                    folder, spec = running.pop(future)
+                    outcome = self.outcome(future)
                     for text in outcome.get("warnings", ()):
-                        on_event(Event("warning", unit, folder, text=text))
+                        on_event(Event("warning", spec, folder, text=text))
                     if "lost" not in outcome:
-                        end(folder, unit, outcome)
-                    elif attempts[folder] >= self.workers.attempts:
-                        end(folder, unit, {"error": outcome["lost"]})
+                        end(folder, spec, outcome)
+                    elif attempts[folder] >= self.attempts:
+                        end(folder, spec, {"error": outcome["lost"]})
                     else:
-                        on_event(Event("warning", unit, folder, text=f"{outcome['lost']} It is run again."))
-                        todo.append((folder, unit))
-                for folder, unit in running.values():
+                        on_event(Event("warning", spec, folder, text=f"{outcome['lost']} It is run again."))
+                        todo.append((folder, spec))
+                for folder, spec in running.values():
                     if (file := Path(place, folder.name)).exists():
                         steps, planned = map(int, file.read_text(encoding="ascii").split())
                         file.unlink()
-                        on_event(Event("progress", unit, folder, steps=steps, planned_steps=planned))
-        return [results[folder] for folder, _ in folders]
+                        on_event(Event("progress", spec, folder, steps=steps, planned_steps=planned))
+        return [replace(results[folder], spec=spec) for folder, spec in folders]  # equal ones may have other labels
+
+    def submit(self, spec: RunSpec, folder: Path, steps: Path) -> Future[Outcome]:
+        """Start :func:`perform`, of at most ``count`` runs at a time. Here, it has ended when this returns."""
+        logger, future = logging.getLogger("attendrop"), Future[Outcome]()
+        level = logger.level
+        logger.setLevel(logging.WARNING)  # what a run says about data and method is the same for all
+        try:
+            future.set_result(perform(spec, folder))
+        finally:
+            logger.setLevel(level)
+        return future
+
+    def outcome(self, future: Future[Outcome]) -> Outcome:
+        """Return the outcome of a run that has ended, or that it was ``lost``."""
+        return future.result()
+
+    def release(self) -> None:
+        """Free what idle processes hold, such as the memory of GPUs; the next run starts them again."""
+        from attendrop.runs.result_cache import forget_results
+
+        forget_results()
 
 
 def read_failures(folder: Path) -> dict[str, dict[str, str]]:
@@ -170,3 +225,308 @@ def read_failures(folder: Path) -> dict[str, dict[str, str]]:
         return read_json(folder / FAILED, {}) or {}
     except AttendropError:  # it is for people to read: failed runs are run again when the study is
         return {}
+
+
+# One run -------------------------------------------------------------------------------------------------------------
+
+
+def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
+    """Perform a run in this process, from its last checkpoint if there is one; an error is part of the outcome.
+
+    The file ``steps`` has, at most half a second old, the numbers of optimizer steps taken and planned.
+    """
+    from transformers import TrainerCallback
+
+    from attendrop.runs.result_cache import share_results
+    from attendrop.runs.train import train
+    from attendrop.studies.baselines import run_baseline
+
+    class StepReports(TrainerCallback):
+        last = 0.0
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if steps is not None and time.monotonic() - self.last >= SECONDS_BETWEEN_REPORTS:
+                self.last = time.monotonic()
+                with suppress(OSError):  # of a study on another machine
+                    write_text(steps, f"{state.global_step} {state.max_steps}")
+
+    share_results()
+    config = replace(spec.config, output_dir=str(folder))
+    try:
+        if spec.baseline is not None:
+            run_baseline(config, spec.baseline, keep_model=spec.keep_model)
+        else:
+            train(config, resume=True, callbacks=[StepReports()], keep_model=spec.keep_model,
+                  checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)  # fmt: skip
+        return {"metrics": read_metrics(folder)}
+    except AttendropError as error:
+        return {"error": str(error), "details": ""}
+    except Exception as error:  # whatever it is, the next run may succeed
+        lines = str(error).strip().splitlines()
+        text = machine_failure(error) or f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return {"error": one_line(text), "details": traceback.format_exc()}
+    finally:
+        gc.collect()  # trainers refer to themselves
+
+
+def perform_here(spec: RunSpec, folder: Path, steps: Path) -> Outcome:
+    """Perform a run in a worker process, and return the texts of all warnings, too."""
+    texts: list[str] = []
+    handler, logger, show = logging.Handler(logging.WARNING), logging.getLogger("attendrop"), warnings.showwarning
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    warnings.showwarning = lambda message, *_, **__: texts.append(str(message))
+    try:
+        return perform(spec, folder, steps) | {"warnings": texts}
+    finally:
+        logger.removeHandler(handler)
+        warnings.showwarning = show
+
+
+# Worker processes ----------------------------------------------------------------------------------------------------
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of_worker(threads: int) -> dict[str, str]:
+    """Return the variables that set the threads of all libraries in a process, or the user's ``OMP_NUM_THREADS``."""
+    wanted = os.environ.get(_THREADS[0], str(threads))
+    return {name: os.environ.get(name, wanted) for name in _THREADS}
+
+
+@dataclass
+class _Slot:
+    """A pool of one process: if it dies, no other one does, and it is known which run it had."""
+
+    environment: Mapping[str, str]
+    log: Path  # of its output, whose last line shows why it died
+    pool: ProcessPoolExecutor | None = None
+    process: BaseProcess | None = None
+    future: Future[Outcome] | None = None
+
+    def start(self) -> None:
+        """Start the process with its environment, and without the caller's script.
+
+        multiprocessing would import that script in each process, which fails if it has no main guard.
+        """
+        from accelerate.utils import patch_environment  # type: ignore[import-untyped]
+
+        main, children = sys.modules["__main__"], set(active_children())
+        self.pool = ProcessPoolExecutor(1, _SPAWN, _begin, (self.log,))
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            with patch_environment(**self.environment):
+                self.pool.submit(int)
+        finally:
+            sys.modules["__main__"] = main
+        (self.process,) = set(active_children()) - children
+
+    def end(self) -> int:
+        """Kill the process, and return its exit code."""
+        pool, process, self.pool, self.process, self.future = self.pool, self.process, None, None, None
+        if process is not None:
+            process.kill()
+            process.join()
+        if pool is not None:
+            pool.shutdown()
+        return 0 if process is None else process.exitcode or 0
+
+
+class LocalRunner(Runner):
+    """Worker processes that stay warm between runs, and are killed at the end.
+
+    By default there is one for each GPU, otherwise for each core, 8 at most. A process starts with its first run. It
+    has ``cores / count`` threads; with GPUs, process ``i`` has GPU ``i % n``.
+    """
+
+    attempts = 2
+
+    def __init__(self, folder: Path, count: int | None = None) -> None:
+        import torch
+
+        super().__init__(folder)
+        # The GPUs that this process may use, as in CUDA_VISIBLE_DEVICES.
+        cores, found = available_cores(), torch.cuda.device_count()
+        gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(found)))).split(",")[:found]
+        self.count = count or len(gpus) or min(cores, MOST_WORKERS)
+        self._logs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        threads = threads_of_worker(max(1, cores // self.count))
+        self.slots = []
+        for i in range(self.count):
+            gpu = {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}
+            self.slots.append(_Slot(threads | gpu, Path(self._logs.name, str(i))))
+
+    def submit(self, spec: RunSpec, folder: Path, steps: Path) -> Future[Outcome]:
+        """Start a run on an idle process."""
+        slot = next(slot for slot in self.slots if slot.future is None)
+        if slot.process is None or not slot.process.is_alive():
+            slot.end()
+            slot.start()
+        assert slot.pool is not None
+        slot.future = slot.pool.submit(perform_here, spec, folder, steps)
+        return slot.future
+
+    def outcome(self, future: Future[Outcome]) -> Outcome:
+        """Return the outcome of a run; after an unexpected error, as of a GPU, the next one has a new process."""
+        slot = next(slot for slot in self.slots if slot.future is future)
+        slot.future = None
+        try:
+            outcome = future.result()
+        except BrokenProcessPool:
+            code = slot.end()
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            said = slot.log.read_text(encoding="utf-8", errors="replace").strip() if slot.log.exists() else ""
+            return {"lost": f"The worker process {how}{f': {said.splitlines()[-1]}' if said else ''}."}
+        if outcome.get("details"):
+            slot.end()
+        return outcome
+
+    def release(self) -> None:
+        """End the processes, which hold memory; those that are needed later are started again."""
+        for slot in self.slots:
+            slot.end()
+
+
+def _begin(log: Path) -> None:
+    def end_with_parent() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with log.open("wb") as file:
+        for number in (1, 2):  # standard output and error, which may be closed
+            os.dup2(file.fileno(), number)
+    import datasets
+    import transformers
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    tqdm.set_lock(threading.RLock())  # one between processes would be left when this one is killed
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    datasets.disable_progress_bars()
+
+
+# Ray -----------------------------------------------------------------------------------------------------------------
+
+
+class RayRunner(Runner):
+    """Tasks on a Ray cluster, which are killed at the end.
+
+    Ray chooses the machine of a task, keeps its process for the next one, and starts a new one for each task on a GPU.
+    attendrop, the data and the model must be on all machines, under the same paths. A run whose machine is lost is run
+    again on another: from its last checkpoint, if the machines share a disk. If they do not, the files of finished runs
+    are sent to this machine.
+
+    The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
+
+    Raises:
+        AttendropError: Ray is not installed, the address is none, or there is no such cluster.
+    """
+
+    attempts = 4
+
+    def __init__(self, folder: Path, address: str, count: int | None = None) -> None:
+        super().__init__(folder)
+        if not re.fullmatch(r"local|auto|[^/]+:\d+", address):
+            raise AttendropError(f"--ray {address!r} is no address of a cluster; write HOST:PORT, 'auto' or 'local'.")
+        if importlib.util.find_spec("ray") is None:
+            raise AttendropError("--ray needs the package ray; run `pip install 'attendrop[ray]'`.")
+        self.address, self.count = address, count or 0
+        self._tasks: dict[Future[Outcome], tuple[Any, Path]] = {}
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray's messages, which it prints to stdout
+        import ray
+
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        what = f"There is no Ray cluster at {self.address!r}"
+        if self.address == "local":
+            what = "No Ray cluster can be started here"
+            options |= {"num_cpus": available_cores(), "include_dashboard": False}
+        try:
+            if ":" in self.address:  # Ray itself would try for many minutes
+                host, _, port = self.address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_CONNECT).close()
+            ray.init(self.address, **options)
+            self.count, share = share_of_run([each["Resources"] for each in ray.nodes() if each["Alive"]], self.count)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise AttendropError(f"{what} ({first_line(error)}).") from error
+        threads = threads_of_worker(max(1, int(share["num_cpus"])))
+        # The caller decides what happens to a lost run, so Ray does not try again.
+        self._task = ray.remote(max_retries=0, runtime_env={"env_vars": threads}, **share)(run_on_machine)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        for task, _folder in self._tasks.values():
+            with suppress(Exception):  # it would hide what ends this; tasks end with this process in any case
+                ray.cancel(task, force=True)
+        ray.shutdown()
+
+    def submit(self, spec: RunSpec, folder: Path, steps: Path) -> Future[Outcome]:
+        """Start a run, as soon as a machine has room for it."""
+        task = self._task.remote(spec, folder.absolute(), steps, os.getcwd())
+        future: Future[Outcome] = task.future()
+        self._tasks[future] = task, folder
+        return future
+
+    def outcome(self, future: Future[Outcome]) -> Outcome:
+        """Return the outcome of a run; write its files that are on another disk, ``metrics.json`` last."""
+        import ray
+
+        _, folder = self._tasks.pop(future)
+        try:
+            outcome = future.result()
+        except ray.exceptions.RayTaskError as error:  # errors of a run are outcomes
+            last = str(error).strip().splitlines()[-1]
+            raise AttendropError(f"A machine of the Ray cluster cannot run attendrop ({last}).") from None
+        except ray.exceptions.RayError as error:
+            return {"lost": f"The run was lost ({first_line(error)})."}
+        files = outcome.pop("files", {})
+        for name in sorted(files, key=lambda name: name == METRICS):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(folder / name, files[name])
+        return outcome
+
+    def release(self) -> None:
+        """Do nothing: Ray ends the processes that it does not need."""
+
+
+def share_of_run(machines: Sequence[Mapping[str, float]], asked: int = 0) -> tuple[int, dict[str, float]]:
+    """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among runs; returns their number, and what each gets.
+
+    No run gets more cores than the smallest machine has, so that all machines can take it. If there are GPUs, only
+    machines that have some are used. If no number is ``asked``, there is a run for each GPU, otherwise for each core.
+    """
+    usable = [machine for machine in machines if machine.get("CPU", 0) >= 1]
+    usable = [machine for machine in usable if machine.get("GPU", 0) >= 1] or usable
+    cores = [int(machine["CPU"]) for machine in usable] or [1]
+    gpus = sum(int(machine.get("GPU", 0)) for machine in usable)
+    count = asked or gpus or sum(cores)
+    share = min(sum(cores) / count, *cores)
+    num_cpus = int(share) if share >= 1 else math.floor(100 * share) / 100
+    return count, {"num_cpus": num_cpus, "num_gpus": math.floor(100 / math.ceil(count / gpus)) / 100 if gpus else 0}
+
+
+def run_on_machine(spec: RunSpec, folder: Path, steps: Path, current: str) -> Outcome:
+    """Perform a run in this process; paths are relative to the folder ``current``, where it exists.
+
+    If this machine does not have the folder of the study, the run takes place in a temporary one, and the outcome has
+    all its ``files``.
+    """
+    with suppress(OSError):
+        os.chdir(current)
+    if folder.parent.exists():
+        return perform_here(spec, folder, steps)
+    with tempfile.TemporaryDirectory(prefix="attendrop-", ignore_cleanup_errors=True) as name:
+        place = Path(name, folder.name)
+        outcome = perform_here(spec, place, steps)
+        found = [path for path in place.rglob("*") if path.is_file()] if "metrics" in outcome else []
+        return outcome | {"files": {str(path.relative_to(place)): path.read_bytes() for path in found}}

@@ -14,8 +14,8 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
+from attendrop.studies.run_specs import BASELINES, LABEL
 from attendrop.studies.statistics import Array, Estimate, PairedDifference, holm, paired_difference
-from attendrop.studies.units import BASELINES, LABEL
 from attendrop.tasks.row_scores import RowScores
 from attendrop.tasks.table import files_of
 
@@ -35,7 +35,7 @@ class MethodRow:
         selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
         by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
         difference: Comparison with the reference; None for the reference, and without a common seed.
-        p_holm: p value of the difference on new rows, corrected over all methods other than baselines.
+        p_holm: p value of the difference over seeds and examples, corrected over all methods other than baselines.
         scale: How far scores may differ: 1, or of errors, which have no limit, their mean.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
             runs may choose different numbers of epochs; None if unknown.
@@ -87,7 +87,7 @@ class MethodRow:
             "std": self.std,
             "pairs": self.pairs,
             **(found.mean if found else _UNKNOWN).as_dict("difference"),
-            **(found.these_rows if found else _UNKNOWN).ends("these_rows"),
+            **(found.seeds_only if found else _UNKNOWN).ends("these_rows"),
             "ahead": None if found is None else found.ahead,
             "p": None if found is None else found.p_value,
             "p_holm": self.p_holm,
@@ -130,7 +130,7 @@ def method_label(metrics: Metrics) -> str:
     """Name a run by its method and its options without the defaults, from its ``metrics.json``.
 
     Options that the data decided are not in the name, so that runs on other data have the same one.
-    A study or comparison that has its own name for the method adds it as :data:`attendrop.studies.units.LABEL`.
+    A study or comparison that has its own name for the method adds it as :data:`attendrop.studies.run_specs.LABEL`.
     """
     if own := metrics.get(LABEL):
         return str(own)
@@ -156,7 +156,26 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
                 f"'{run.get('output_dir')}'; compare runs that differ in method and seed only."
             )
         groups[label][seed] = run
-    rows = [_row(label, group, groups.get(reference, {}), label == reference) for label, group in groups.items()]
+    rows = []
+    for label, group in groups.items():
+        seeds, first, is_reference = sorted(group), next(iter(group.values())), label == reference
+        against = groups.get(reference, {})
+        ratios = [_time_ratio(group[seed], against[seed]) for seed in seeds if seed in against]
+        known = [ratio for ratio in ratios if ratio is not None]
+        is_error = first.get("metric", "").startswith("neg_")
+        row = MethodRow(
+            label,
+            first["method"],
+            first["options"],
+            {seed: float(group[seed]["score"]) for seed in seeds},
+            {seed: Path(group[seed]["output_dir"]).name for seed in seeds if group[seed].get("output_dir")},
+            is_reference,
+            any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
+            {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
+            scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
+            cost=1.0 if is_reference else statistics.median(known) if known else None,
+        )
+        rows.append(row)
     rows.sort(key=lambda row: (not row.is_reference, row.is_baseline, -row.mean))
     if not rows or not rows[0].is_reference:
         return rows
@@ -165,25 +184,6 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     p_values = {label: found.p_value for label, found in tested if found.p_value is not None}
     p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
-
-
-def _row(label: str, group: Mapping[int, Metrics], reference: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
-    seeds, first = sorted(group), next(iter(group.values()))
-    ratios = [_time_ratio(group[seed], reference[seed]) for seed in seeds if seed in reference]
-    known = [ratio for ratio in ratios if ratio is not None]
-    is_error = first.get("metric", "").startswith("neg_")
-    return MethodRow(
-        label,
-        first["method"],
-        first["options"],
-        {seed: float(group[seed]["score"]) for seed in seeds},
-        {seed: Path(group[seed]["output_dir"]).name for seed in seeds if group[seed].get("output_dir")},
-        is_reference,
-        any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
-        {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
-        scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
-        cost=1.0 if is_reference else statistics.median(known) if known else None,
-    )
 
 
 def _time_ratio(run: Metrics, reference: Metrics) -> float | None:
@@ -205,23 +205,18 @@ def has_score(run: Metrics) -> bool:
 
 # What scores are on, in words -----------------------------------------------------------------------------------------
 
-HOLDS_FOR_SHIFTED = (
-    "Here, intervals on new rows hold for other rows of the same held-out groups: other groups may differ by more."
-)
-
-
-def scored_unlike(run: Metrics) -> str:
-    """Describe the rows of a run that are unlike the training rows, with their number."""
-    column, rows = run.get("config", {}).get("ood_column"), run["data"]["rows"]["ood"]
-    held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
-    groups = _in_groups(run["ood"].get("row_scores"), run)
-    return f"rows unlike the training rows ({rows}{groups}, {held}, held out)"
-
 
 def scored_on(run: Metrics) -> str:
     """Describe the rows on which a run is scored, with their number."""
     rows = run["data"]["rows"].get("dev")
     return scored_data(run, "" if rows is None else f" ({rows} rows{_in_groups(run.get('row_scores'), run)})")
+
+
+def scored_out_of_distribution(run: Metrics) -> str:
+    """Describe the rows of a run's out-of-distribution split, with their number."""
+    column, rows = run.get("config", {}).get("ood_column"), run["data"]["rows"]["ood"]
+    held = "whole groups of similar texts" if column is None else f"whole values of '{column}'"
+    return f"the OOD split ({rows} rows{_in_groups(run['ood'].get('row_scores'), run)}, {held}, held out)"
 
 
 def _in_groups(scores: Mapping[str, Any] | None, run: Metrics) -> str:
@@ -234,7 +229,9 @@ def _in_groups(scores: Mapping[str, Any] | None, run: Metrics) -> str:
 def scored_data(run: Metrics, count: str = "") -> str:
     """Name the data on which a run is scored, with their ``count``, and the file that it was trained on."""
     config = run.get("config", {})
-    trained, evaluated = _names(config.get("train_file")), _names(config.get("eval_file"))
+    trained, evaluated = (
+        ", ".join(file.name for file in files_of(config.get(name) or "")) for name in ("train_file", "eval_file")
+    )
     place = evaluated or trained or str(config.get("task") or run["task"])
     if config.get("test_fraction"):
         unlike = config.get("ood") or config.get("ood_column")  # were held out before
@@ -243,23 +240,24 @@ def scored_data(run: Metrics, count: str = "") -> str:
     return place + count + (f", trained on {trained}" if evaluated else "")
 
 
-def holds_for(run: Metrics, *, new_rows: bool) -> str:
-    """Describe what the intervals of a comparison hold for, given a run, and whether they are on ``new_rows``."""
+def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe what the intervals of a comparison hold for, given a run, its rows, and leads over the best baseline."""
+    differences = [row.difference for row in rows if row.difference is not None]
+    found = [each for each in leads.values() if each["seeds"] > 1]  # also of those without a seed of the reference
+    if not found and not any(each.n > 1 for each in differences):
+        one = "One seed gives no intervals."
+        return one if differences else "Nothing is compared with the reference: there are no intervals."
     config, trained = run.get("config", {}), ", with the same training rows"
     if config.get("shots"):
         trained = f" and other samples of {config['shots']} training rows per class"
     elif config.get("max_train_samples"):
         trained = f" and other samples of {config['max_train_samples']} training rows"
-    if not new_rows:
+    if not any(each.components for each in differences) and not any(each["value_low"] is not None for each in found):
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
     column = config.get("group_column")
     other = "evaluation rows" if column is None else f"groups of evaluation rows, by {column!r},"
+    file = ", ".join(each.name for each in files_of(config.get("eval_file") or config.get("train_file") or ""))
     return (
-        f"Intervals on new rows hold for other seeds{trained}, and other {other} like those of "
-        f"{_names(config.get('eval_file') or config.get('train_file')) or run['task']}; those on these rows hold for "
-        "these evaluation rows only."
+        f"95 % CI (seeds × examples): for other seeds{trained}, and other {other} like those of {file or run['task']}; "
+        "(seeds only): for these evaluation rows."
     )
-
-
-def _names(data: str | None) -> str:
-    return "" if data is None else ", ".join(file.name for file in files_of(data))

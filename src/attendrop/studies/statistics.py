@@ -1,8 +1,9 @@
 """Statistics of paired scores: pure functions on numbers.
 
 Runs are paired by seed: two methods with the same seed train on the same rows from the same start. They are paired by
-evaluation row, too: all runs are scored on the same rows. Both are samples. A difference on *these rows* holds for
-other seeds; one on *new rows* holds for other seeds and other rows of the same kind: recommendations rest on it.
+evaluation row, too: all runs are scored on the same rows. Both are samples. An interval over *seeds only* holds for
+other seeds on these rows; one over *seeds × examples* for other seeds and other rows of the same kind: recommendations
+rest on it.
 """
 
 from __future__ import annotations
@@ -113,14 +114,14 @@ class PairedDifference:
 
     Attributes:
         values: Score of the first minus that of the second, for each seed.
-        these_rows: Mean difference, with the interval over seeds, :func:`mean_interval`; infinite if none differ.
+        seeds_only: Mean difference, with the interval over seeds, :func:`mean_interval`; infinite if none differ.
         mean: The same with the interval over seeds and rows; infinite where rows are not known, or a single seed.
-        p_value: Two-sided p value on new rows, :func:`crossed_test`; None where rows are not known, or a single seed.
+        p_value: Two-sided p value over both, :func:`crossed_test`; None where rows are not known, or a single seed.
         components: What the variance consists of; None where rows are not known, or a single seed.
     """
 
     values: tuple[float, ...]
-    these_rows: Estimate
+    seeds_only: Estimate
     mean: Estimate
     p_value: float | None = None
     components: CrossedMean | None = None
@@ -132,8 +133,8 @@ class PairedDifference:
 
     @property
     def known(self) -> Estimate:
-        """The mean with its interval on new rows, or on these where rows are not known."""
-        return self.these_rows if self.p_value is None else self.mean
+        """The mean with its interval over seeds and rows, or over seeds only where rows are not known."""
+        return self.seeds_only if self.p_value is None else self.mean
 
     @property
     def ahead(self) -> float:
@@ -162,13 +163,14 @@ def paired_difference(
     units)``; see :meth:`CrossedMean.of` for the other arguments.
     """
     values = np.subtract(first, second)
-    these_rows = _over_seeds(values)
-    paired = tuple(values.tolist())
+    paired, seeds_only = tuple(values.tolist()), mean_interval(values)
+    if not seeds_only.high - seeds_only.low > ROUNDING:  # where the seeds do not differ, others still may
+        seeds_only = Estimate(seeds_only.value, -math.inf, math.inf)
     if by_row is None or len(values) < 2:
-        return PairedDifference(paired, these_rows, Estimate(these_rows.value, -math.inf, math.inf))
-    components = CrossedMean.of(by_row, these_rows.value, rows, groups, scale)
+        return PairedDifference(paired, seeds_only, Estimate(seeds_only.value, -math.inf, math.inf))
+    components = CrossedMean.of(by_row, seeds_only.value, rows, groups, scale)
     mean, p_value = crossed_test([components])
-    return PairedDifference(paired, these_rows, mean, p_value, components)
+    return PairedDifference(paired, seeds_only, mean, p_value, components)
 
 
 def crossed_test(means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,)) -> tuple[Estimate, float]:
@@ -205,12 +207,6 @@ def mean_interval(values: Sequence[float] | Array) -> Estimate:
         return Estimate(mean, -math.inf, math.inf)
     half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * np.std(values, ddof=1)) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half)
-
-
-def _over_seeds(values: Sequence[float] | Array) -> Estimate:
-    """Return the mean and its interval over seeds; infinite where they do not differ, which others still may."""
-    found = mean_interval(values)
-    return found if found.high - found.low > ROUNDING else Estimate(found.value, -math.inf, math.inf)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -1,27 +1,284 @@
-"""Studies: units are run, and compared in each setting and over all settings."""
+"""Studies: a grid of data, models, methods and seeds from a YAML file; its runs, compared in each setting and over all.
+
+```yaml
+data:                       # tasks by name, or options of a run; a list is a grid
+  - cola
+  - {task: mrpc, max_train_samples: [256, 1000]}
+  - {name: tickets, train_file: train.csv, eval_file: test.csv, text_columns: text, label_column: label, shots: 5}
+  - {task: rte, methods: [finetune, METHOD]}      # in place of the methods below
+models: [minilm]            # default: minilm
+methods:                    # names, or a name with options; a list is a grid
+  - finetune
+  - {name: METHOD, options: {p: [0.1, 0.3], q: 0.3}}
+  - {name: METHOD, label: OWN NAME, options: {p: 0.5}}   # its name in tables; default: the method and these options
+baselines: [majority, frozen]   # default: none
+seeds: 5                    # seeds 0 to 4, or a list
+run:                        # further options of all runs, by the names of the command line; a list is a grid
+  max_steps: 240
+  learning_rate: [1e-4, 3e-4]
+reference: finetune         # the method that the others are compared with
+```
+
+A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``. Paths may name
+environment variables, ``$ATTENDROP_DATA/tickets.csv``, and begin with ``~``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_choice, suggestion
+from attendrop.runs.config import RunConfig, convert_option, read_yaml
 from attendrop.runs.run_folder import LOCK, check_writable, read_json
-from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
-from attendrop.studies.method_rows import MethodRow, method_label
-from attendrop.studies.statistics import Array, CrossedMean, PairedDifference, crossed_test, holm, paired_difference
-from attendrop.studies.study_file import Study
-from attendrop.studies.units import COMPARED, LABEL, REPORTS, RUNS, Result, Unit
-from attendrop.studies.words import ends, interval, p_text
+from attendrop.studies.run_specs import (
+    BASELINES,
+    COMPARED,
+    LABEL,
+    REFERENCE,
+    REPORTS,
+    RUNS,
+    Event,
+    RunSpec,
+    check_number_of_runs,
+    with_evaluation,
+)
 from attendrop.support.files import write_json, write_text
+from attendrop.tasks.class_names import AUTO
+from attendrop.tasks.table import files_of
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
+
+if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
+    from attendrop.studies.answer import Answer
+    from attendrop.studies.method_rows import MethodRow
+    from attendrop.studies.statistics import PairedDifference
+
+_KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
+_EXAMPLES = {
+    "study": "{data: cola, methods: finetune, seeds: 5}",
+    "run": "{epochs: 4}",
+    "data": "{task: rte}",
+    "methods": "{name: METHOD}",
+    "options": "{p: 0.3}",
+}
+# What the file says elsewhere, or the study decides.
+_NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
+_OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
+_PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of a study that are compared: they differ in method and seed only; with a name such as "mrpc, shots=5"."""
+
+    name: str
+    specs: tuple[RunSpec, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: its settings, and the method that the others are compared with."""
+
+    settings: tuple[Setting, ...]
+    reference: str = REFERENCE
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """All different runs, seed by seed: a study that was stopped has complete comparisons of its first seeds."""
+        specs = {spec.key(): spec for setting in self.settings for spec in setting.specs}
+        return sorted(specs.values(), key=lambda spec: spec.config.seed)
+
+
+# The file ------------------------------------------------------------------------------------------------------------
+
+
+class _Method(NamedTuple):
+    """A method of a file, with options and the label that the file gives; empty: none."""
+
+    name: str
+    options: dict[str, Any]
+    own_label: str
+
+    @property
+    def label(self) -> str:
+        from attendrop.methods.core.registry import labelled_method
+
+        return self.own_label or labelled_method(self.name, self.options)
+
+
+class _Point(NamedTuple):
+    """A setting of a file: the options of its runs, its methods, and its baselines."""
+
+    name: str
+    options: dict[str, Any]
+    methods: list[_Method]
+    baselines: list[str]
+
+
+def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = None) -> Study:
+    """Read a study from a file; ``on_data`` is called with the options of each setting, before methods are looked up.
+
+    Raises:
+        AttendropError: There is no such file, it has an unknown key, or one of its runs or data files is not valid.
+    """
+    reader = _Reader(f"The study file '{path}'")
+    content = reader.mapping("study", read_yaml(path, "study file"), _KEYS)
+    for key in ("data", "methods", "seeds"):
+        if not content.get(key):
+            raise reader.error(f"has no {key}.")
+    seeds = content["seeds"]
+    if isinstance(seeds, list):
+        seeds = convert_option(reader.named, "seed", seeds)
+    elif type(seeds) is not int or seeds < 1:
+        raise reader.error(f"has seeds={seeds!r}; give their number, or a list.")
+    else:
+        check_number_of_runs(seeds, reader.named)
+        seeds = range(seeds)
+    points = reader.points(content)
+    check_number_of_runs(len(seeds) * sum(len(each.methods) + len(each.baselines) for each in points), reader.named)
+    names = [each.name for each in points]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise reader.error(f"has two data named {twice!r}; give each a 'name'.")
+    plain: dict[str, Any] = {"method": REFERENCE, "output_dir": ""}
+    configs = [RunConfig(**with_evaluation(each.options), **plain, on_data=on_data) for each in points]
+    settings = tuple(
+        reader.setting(point, config, dict.fromkeys(seeds)) for point, config in zip(points, configs, strict=True)
+    )
+    labels = {method.label: method.name for point in points for method in point.methods}
+    own = [label for label, name in labels.items() if name == REFERENCE]
+    default = own[0] if len(own) == 1 else REFERENCE  # by what the file calls it
+    reference = content.get("reference", default)
+    if "reference" in content and (not isinstance(reference, str) or reference not in labels):
+        told = suggestion(str(reference), tuple(labels))
+        raise reader.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
+    if len(own) > 1 and reference in (REFERENCE, *own):  # the settings of one would be compared with nothing
+        raise reader.error(f"calls {REFERENCE} {own[0]!r} and {own[1]!r}; give it one label, as the reference.")
+    return Study(settings, reference)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reader of the content of a file, which errors name."""
+
+    named: str
+
+    def error(self, what: str) -> AttendropError:
+        return AttendropError(f"{self.named} {what}")
+
+    def mapping(self, where: str, given: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Check names with values; names may have hyphens."""
+        if not isinstance(given, dict):
+            raise self.error(f"has {given!r} as {where}; write names with values, such as {_EXAMPLES[where]}.")
+        if empty := next((name for name, value in given.items() if value == [] and name != "baselines"), None):
+            raise self.error(f"has no {empty}.")
+        found = {str(name).replace("-", "_"): value for name, value in given.items()}
+        if known and (unknown := next((key for key in found if key not in known), None)):
+            raise self.error(f"has an unknown key {unknown!r} in {where}.{suggestion(unknown, known)}")
+        return found
+
+    def points(self, content: Mapping[str, Any]) -> list[_Point]:
+        """Read the settings: each point of the grids of data and of options of all runs."""
+        models = _listed(content.get("models") or "minilm")
+        if wrong := next((name for name in models if not isinstance(name, str)), None):
+            raise self.error(f"has a model that is not a name: {wrong!r}.")
+        shared = {"model": self.option("model", models)}
+        shared |= {n: self.option(n, v) for n, v in self.mapping("run", content.get("run") or {}, _OF_RUN).items()}
+        points = []
+        for entry in _listed(content["data"]):
+            given = {"task": entry} if isinstance(entry, str) else self.mapping("data", entry)
+            name = " ".join(str(given.pop("name", None) or "").split())
+            methods = self.methods(given.pop("methods", content["methods"]))
+            baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
+            for baseline in baselines:
+                check_choice("baseline", baseline, BASELINES)
+            own = {n: self.option(n, v) for n, v in self.mapping("data", given, _OF_RUN).items()}
+            for options, varied in self.grid(shared | own):
+                source = "task" if "task" in options else "train_file"
+                if not name:
+                    varied.pop(source, None)
+                named = name or Path(options.get(source, "files")).stem
+                points.append(_Point(", ".join([named, *varied.values()]), options, methods, baselines))
+        return points
+
+    def option(self, name: str, value: Any) -> Any:
+        """Convert an option of a run, or a list of its values; replace variables in paths, then ``~``."""
+        if isinstance(value, list) and name != "text_columns":
+            return [self.option(name, each) for each in value]
+        found = convert_option(self.named, name, value)
+        if name not in (*_PATHS, "model") or found in (None, AUTO):
+            return found
+        expanded = os.path.expandvars(found)
+        if unset := re.search(r"\$\{?(\w+)", expanded):
+            raise self.error(f"names '{found}', but {unset[1]} is not set; set it to the folder.")
+        expanded = str(convert_option(self.named, name, expanded))
+        if name == "model":
+            return str(Path(expanded).absolute()) if Path(expanded).is_dir() else expanded
+        return ",".join(str(file.absolute()) for file in files_of(expanded))
+
+    def methods(self, entries: Any) -> list[_Method]:
+        """Read methods, each with each point of the grid of its options."""
+        if not entries:
+            raise self.error("has no methods.")
+        found = []
+        for entry in _listed(entries):
+            keys = ("name", "label", "options")
+            given = {"name": entry} if isinstance(entry, str) else self.mapping("methods", entry, keys)
+            name, label = given.get("name"), given.get("label", "")
+            if not isinstance(name, str):
+                raise self.error(f"has a method whose name is not text: {name!r}; write an entry for each method.")
+            if not isinstance(label, str):
+                raise self.error(f"has a label that is not text: {label!r}; quote it.")
+            label = " ".join(label.split())  # tables have a line for each method
+            for options, varied in self.grid(self.mapping("options", given.get("options") or {})):
+                found.append(_Method(name, options, " ".join([label, *varied.values()]) if label else ""))
+        return found
+
+    def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+        """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
+        values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
+        check_number_of_runs(math.prod(map(len, values.values())), self.named)
+        varied = [name for name in values if len(values[name]) > 1]
+        here = f"{Path.cwd()}{os.sep}"  # tables and figures are to show paths as the file has them
+        for point in product(*values.values()):
+            found = dict(zip(values, point, strict=True))
+            yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
+
+    def setting(self, point: _Point, config: RunConfig, seeds: Iterable[int]) -> Setting:
+        """Make the runs of a setting; methods that are written otherwise, such as with 1 and 1.0, are one."""
+        specs: dict[str, RunSpec] = {}
+        for seed in seeds:
+            called: dict[str, RunSpec] = {}
+            for method in point.methods:
+                own = replace(config, method=method.name, options=method.options, seed=seed)
+                spec = RunSpec(own, label=method.own_label)
+                same = called.setdefault(method.label, spec)
+                if same.config.regularizer != own.regularizer or method.label in point.baselines:
+                    raise self.error(f"has two methods with the label {method.label!r}; change one.")
+                other = specs.setdefault(spec.key(), spec) if same is spec else spec
+                if other.label != spec.label:
+                    names = f"'{other.label or other.method}' and '{spec.label or spec.method}'"
+                    raise self.error(f"has {method.name} twice with the same options, as {names}; omit one.")
+            for baseline in point.baselines:
+                spec = RunSpec(replace(config, seed=seed), baseline)
+                specs[spec.key()] = spec
+        return Setting(point.name, tuple(specs.values()))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+# The folder ----------------------------------------------------------------------------------------------------------
 
 
 def run_study(
@@ -33,7 +290,7 @@ def run_study(
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
 ) -> StudyReport:
-    """Run the unfinished units of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
+    """Perform the unfinished runs of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
 
     ``file`` is the one that the study was read from, which is recorded. See
     :func:`attendrop.studies.executor.open_runner` for the other options.
@@ -41,17 +298,17 @@ def run_study(
     Raises:
         AttendropError: The folder holds something else, or another process uses it.
     """
-    folder, units = Path(folder), study.units
+    folder = Path(folder)
     check_study_folder(folder, file=file)
+    runs = [(each.name, spec) for each in study.settings for spec in each.specs]
+    runs.sort(key=lambda run: run[1].config.seed)
     with open_runner(folder, workers=workers, backend=backend) as runner:
-        results = runner.run(units, on_event)
-    of_unit = {unit.key(): result for unit, result in zip(units, results, strict=True)}
-    labelled = {
-        each.name: [replace(of_unit[key], label=each.labels.get(key)) for key in map(Unit.key, each.units)]
-        for each in study.settings
-    }
-    report = make_report(study, labelled)
-    write_compared(folder, labelled, study.reference, file)
+        results = runner.run([spec for _, spec in runs], on_event)
+    of_settings: dict[str, list[Event]] = {each.name: [] for each in study.settings}
+    for (name, _), result in zip(runs, results, strict=True):
+        of_settings[name].append(result)
+    report = make_report(of_settings, study.reference)
+    write_compared(folder, of_settings, study.reference, file)
     tables = {name: found.records() for name, found in report.answers.items()}
     table = csv_of_records([{"setting": name, **record} for name, records in tables.items() for record in records])
     write_reports(folder, report.markdown(), report.as_dict(), table)
@@ -59,14 +316,16 @@ def run_study(
 
 
 def write_compared(
-    folder: Path, settings: Mapping[str, Sequence[Result]], reference: str, file: str | None = None
+    folder: Path, settings: Mapping[str, Sequence[Event]], reference: str, file: str | None = None
 ) -> None:
     """Record which runs are compared, by setting, so that the answer can be computed again; and the study file.
 
     For each run, by the name of its folder: its label and its seed, which a failed one does not tell itself.
     """
+    from attendrop.studies.method_rows import method_label
+
     runs = {
-        name: {each.folder.name: {LABEL: method_label(each.run), "seed": each.unit.config.seed} for each in results}
+        name: {each.folder.name: {LABEL: method_label(each.run), "seed": each.spec.config.seed} for each in results}
         for name, results in settings.items()
     }
     of_file = {} if file is None else {"file": str(Path(file).absolute())}
@@ -111,6 +370,9 @@ def default_folder(file: str) -> Path:
     return Path("runs", Path(file).stem)
 
 
+# The answers ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class OverallRow:
     """A method over all settings of a study in which it has seeds in common with the reference.
@@ -142,12 +404,12 @@ class StudyReport:
     Attributes:
         answers: The answer of each setting by its name; a setting without a finished run has none.
         overall: Methods over all settings; empty for a single setting.
-        failed: Units without a result.
+        failed: Runs without a result.
     """
 
     answers: Mapping[str, Answer]
     overall: tuple[OverallRow, ...]
-    failed: tuple[Result, ...]
+    failed: tuple[Event, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -160,10 +422,9 @@ class StudyReport:
     def markdown(self) -> str:
         """Return all tables and the failed runs as Markdown."""
         parts = [f"## {in_markdown(name)}\n\n{found.markdown()}" for name, found in self.answers.items()]
-        if self.overall:
-            parts.insert(0, _overall_markdown(self.overall, [*self.answers.values()]))
+        parts[:0] = self.overall_table()
         if self.failed:
-            listed = (f"- `{result.folder.name}`: {in_markdown(str(result.error))}" for result in self.failed)
+            listed = (f"- `{result.folder.name}`: {in_markdown(result.text)}" for result in self.failed)
             parts.append("## Failed runs\n\n" + "\n".join(listed) + "\n")
         return "\n".join(parts)
 
@@ -172,28 +433,49 @@ class StudyReport:
         lines: list[str] = []
         for name, found in self.answers.items():
             lines += [f"{name}:" if len(self.answers) > 1 else "", *found.lines(), ""]
-        if self.overall:
-            lines += [_overall_markdown(self.overall, [*self.answers.values()])]
+        lines += self.overall_table()
         if self.failed:
-            lines += ["Failed runs:", *(f"{result.folder.name}: {result.error}" for result in self.failed)]
+            lines += ["Failed runs:", *(f"{result.folder.name}: {result.text}" for result in self.failed)]
         return lines
 
+    def overall_table(self) -> list[str]:
+        """Return the table over all settings as Markdown; nothing for a single one."""
+        from attendrop.studies.answer import DIFFERENCE, SEEDS_ONLY
+        from attendrop.studies.verdict import ends, interval, p_text
 
-def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyReport:
-    """Compare the methods in each setting and over all of them, given the labelled results of each setting."""
+        digits = max((found.decimals for found in self.answers.values()), default=0)
+        header = ("method", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
+        lines = [
+            (
+                in_markdown(row.label),
+                "-" if row.mean is None else interval(row.mean, digits),
+                "-" if row.mean is None else ends(row.mean.seeds_only, digits),
+                "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
+            )
+            for row in self.overall
+        ]
+        return [f"## All settings\n\n{markdown_table(header, lines)}\n"] if lines else []
+
+
+def make_report(results: Mapping[str, Sequence[Event]], reference: str) -> StudyReport:
+    """Compare the methods in each setting and over all of them, given the results of each setting."""
+    from attendrop.studies.answer import answer
+
     answers = {}
     for name, found in results.items():
         metrics = [result.run for result in found if result.metrics is not None]
         failed = [result.run for result in found if result.metrics is None]
         if metrics:
-            answers[name] = answer(metrics, study.reference, failed=failed)
+            answers[name] = answer(metrics, reference, failed=failed)
     failures = {result.folder: result for found in results.values() for result in found if result.metrics is None}
-    overall = overall_rows(answers) if len(study.settings) > 1 else ()
+    overall = overall_rows(answers) if len(results) > 1 else ()
     return StudyReport(answers, overall, tuple(failures.values()))
 
 
 def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     """Compare each method with the reference over all settings; differences with one unit are averaged."""
+    from attendrop.studies.statistics import holm
+
     rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
     compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
     tested = {at: row.difference.p_value for at, row in compared.items() if row.difference is not None}
@@ -214,13 +496,17 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
 
 def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:
     """Compare the scores averaged over settings, on the seeds that all settings have."""
+    import numpy as np
+
+    from attendrop.studies.statistics import CrossedMean, crossed_test, paired_difference
+
     seeds = sorted(set.intersection(*(row.scores.keys() & other.scores.keys() for row, other in pairs)))
     if not seeds:
         return None
     method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
     found = paired_difference(method, reference)
     # Settings with the same evaluation rows, such as two sizes of a training set, are not independent.
-    groups: dict[str, list[tuple[Array, list[float], tuple[int, int, float]]]] = {}
+    groups: dict[str, list[tuple[Any, list[float], tuple[int, int, float]]]] = {}
     for row, other in pairs:
         if (by_row := row.row_differences(other, seeds)) is None or len(seeds) < 2:
             return found
@@ -230,25 +516,9 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
         groups.setdefault(first.data, []).append((by_row, scores, size))
     if any(len({each[0].shape for each in group}) > 1 for group in groups.values()):
         return found  # of different metrics: their rows are divided in different ways
-    means = [
-        CrossedMean.of(np.mean([each[0] for each in group], axis=0), float(np.mean([each[1] for each in group])), *size)
-        for group in groups.values()
-        for size in [group[0][2]]
-    ]
+    means = []
+    for group in groups.values():
+        by_row, score = np.mean([each[0] for each in group], axis=0), np.mean([each[1] for each in group])
+        means.append(CrossedMean.of(by_row, float(score), *group[0][2]))
     mean, p = crossed_test(means, [len(group) / len(pairs) for group in groups.values()])
     return replace(found, mean=mean, p_value=p)
-
-
-def _overall_markdown(rows: Sequence[OverallRow], answers: Sequence[Answer]) -> str:
-    digits = max(found.decimals for found in answers)
-    header = ("method", "mean difference [95 % on new rows]", "on these rows", "p by setting (Holm over all)")
-    lines = [
-        (
-            in_markdown(row.label),
-            "-" if row.mean is None else interval(row.mean, digits),
-            "-" if row.mean is None else ends(row.mean.these_rows, digits),
-            "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
-        )
-        for row in rows
-    ]
-    return f"## All settings\n\n{markdown_table(header, lines)}\n"

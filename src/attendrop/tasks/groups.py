@@ -1,6 +1,6 @@
 """Groups of rows that belong together: those of one customer or thread, and those of nearly the same text.
 
-A split keeps them whole, and they, not rows, are the units of what a comparison says of new rows.
+A split keeps them whole, and they, not rows, are the examples of a comparison's intervals.
 """
 
 from __future__ import annotations

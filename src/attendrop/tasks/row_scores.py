@@ -1,4 +1,4 @@
-"""Scores by evaluation row, so that models can be compared on new rows."""
+"""Scores by evaluation row, so that intervals cover examples as well as seeds."""
 
 from __future__ import annotations
 
