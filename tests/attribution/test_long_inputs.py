@@ -59,11 +59,11 @@ def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any) -> Non
     alive: list[weakref.ref[Tensor]] = []
     most = 0
 
-    def keep(call: AttentionCall, attribution: Tensor) -> float:
+    def keep(call: AttentionCall, attribution: Tensor) -> list[float]:
         nonlocal most
         most = max(most, sum(each() is not None for each in alive))
         alive.append(weakref.ref(attribution))
-        return float(attribution.sum())
+        return [float(attribution.sum())]
 
     target = [] if attribute is attention_attribution else ["pseudo_label"]
     found = attribute(adapter, batch, adapter.attention_layers, *target, keep=keep)

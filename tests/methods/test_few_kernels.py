@@ -20,7 +20,7 @@ from tests.helpers import zoo
 METHODS: dict[str, tuple[Any, ...]] = {
     "recorded": (ADDrop(layers="all", attribution="recorded", p=0.3, q=0.5), 3),
     "recorded, rows cut to 2 tokens": (ADDrop(layers="all", attribution="recorded", p=0.9, q=1.0), 2, 2),
-    "recorded and random": (Compose([ADDrop(layers="all", attribution="recorded"), Vanilla(p=0.5)]), 3),
+    "recorded and random": (Compose(ADDrop(layers="all", attribution="recorded"), Vanilla(p=0.5)), 3),
     "separate pass": (ADDrop(layers="all", p=0.3, q=0.5), 1),
     "low": (ADDrop(layers="all", p=0.3, q=0.5, direction="low"), 1),
     "integrated": (ADDrop(layers="all", attribution="integrated_gradient", p=0.3, q=0.5), 1),
