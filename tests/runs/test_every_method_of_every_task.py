@@ -22,7 +22,7 @@ from attendrop import AttendropError
 from attendrop.methods.core.registry import method_names
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
-from attendrop.tasks.row_scores import PREDICTIONS, RowScores
+from attendrop.tasks.metrics import PREDICTIONS, RowScores
 
 PAIRS = [(kind, family) for kind, example in EXAMPLES.items() for family in example.families]
 # Options with which a method acts in the first of few steps.

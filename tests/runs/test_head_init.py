@@ -24,7 +24,7 @@ from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
-from attendrop.tasks.long_texts import of_documents
+from attendrop.tasks.tokenization import of_documents
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -26,7 +26,7 @@ from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
-from attendrop.tasks.row_scores import PREDICTIONS
+from attendrop.tasks.metrics import PREDICTIONS
 from attendrop.tasks.types.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
@@ -112,9 +112,9 @@ def test_baselines_are_fitted_and_scored_on_the_targets_of_the_head(
 ) -> None:
     """The labels of a data set are what the head makes of a file; its targets are what a model learns."""
     expected = run_baseline(config(folder, f"labels-{name}"), name)
-    numbers, targets = Classification.read_labels, Classification.targets
+    number, targets = Classification.read_label, Classification.targets
     moved = {
-        "read_labels": lambda self, values: [10 + number for number in numbers(self, values)],
+        "read_label": lambda self, *values: 10 + number(self, *values),
         "targets": lambda self, labels, *others: targets(self, [label - 10 for label in labels], *others),
         "strata_of": lambda self, rows: [label - 10 for label in rows["label"][:]],
     }

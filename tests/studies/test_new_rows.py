@@ -12,8 +12,8 @@ import pytest
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.groups import GROUP
-from attendrop.tasks.row_scores import row_scores
+from attendrop.tasks.metrics import row_scores
+from attendrop.tasks.splits import GROUP
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "new_rows.py"
 

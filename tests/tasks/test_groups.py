@@ -22,10 +22,9 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import answer
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.groups import GROUP, groups_of, merged, near_duplicates
 from attendrop.tasks.inspection import inspect_files
-from attendrop.tasks.row_scores import row_scores
-from attendrop.tasks.splits import hold_out, hold_out_like, hold_out_values
+from attendrop.tasks.metrics import row_scores
+from attendrop.tasks.splits import GROUP, groups_of, hold_out, hold_out_like, hold_out_values, merged, near_duplicates
 
 TASK = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "")
 WORDS = [f"{first}{second}" for first in "bcdfghkl" for second in ("abo", "emi", "iru", "osa", "uti", "ane", "elo")]
@@ -79,7 +78,7 @@ def test_signs_and_scripts_without_words_are_not_all_the_same() -> None:
 
 def test_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in parts of a few rows, and where a term is in most texts."""
-    from attendrop.tasks.groups import text_vectorizer
+    from attendrop.tasks.splits import text_vectorizer
 
     draw, some = random.Random(1), texts(60, words=8)
     some += [" ".join(["bane", *draw.sample(text.split(), 8)]) for text in some]
@@ -88,7 +87,7 @@ def test_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None
     alike = (vectors @ vectors.T).toarray() >= 0.9
     expected = np.linalg.matrix_power(alike.astype(float) + np.eye(len(some)), 40) > 0
     for at_a_time in (4_000_000, 500):
-        monkeypatch.setattr("attendrop.tasks.groups._AT_A_TIME", at_a_time)
+        monkeypatch.setattr("attendrop.tasks.splits._AT_A_TIME", at_a_time)
         found = np.array(near_duplicates(some))
         assert (np.equal.outer(found, found) == expected).all()
     assert 1 < len(set(found.tolist())) < len(some) - 10

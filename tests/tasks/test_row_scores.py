@@ -10,8 +10,7 @@ import pytest
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.row_scores import RowScores, row_scores
+from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
 from attendrop.tasks.types.base import row_array
 from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import WrittenText

@@ -17,6 +17,8 @@ from attendrop.wording import aligned, counted
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
 
+_MOST_LISTED = 12  # of the classes of a task
+
 
 @app.command()
 def methods(
@@ -84,7 +86,9 @@ def tasks(as_json: Json = False) -> None:
     table = Table("task", "what it asks", "labels", "metric")
     for task in found:
         metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
-        answers = task.type.answers if task.text_columns else ["as in your files"]
+        names = task.type.label_names
+        answers = names if 0 < len(names) <= _MOST_LISTED else [task.type.predicts]
+        answers = answers if task.text_columns else ["as in your files"]
         table.add_row(task.name, task.description, "\n".join(answers), metrics)
     show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
 

@@ -42,8 +42,8 @@ from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.support.models import compute_device, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.registry import get_task
+from attendrop.tasks.tokenization import HEAD
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import task_type_of_model
 
@@ -210,7 +210,7 @@ class Stages:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
         of_run: Whether the run was trained with the method whose drops are shown.
-        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
+        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.tokenization`.
     """
 
     stages: tuple[Stage, ...]

@@ -34,8 +34,8 @@ from attendrop.studies.units import FROZEN
 from attendrop.studies.words import BASELINES_IN_WORDS
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.long_texts import HEAD, WINDOWS, of_documents
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of
+from attendrop.tasks.table import BadValue
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD, WINDOWS, columns_of, of_documents
 from attendrop.wording import counted
 
 # Texts shorter than this, in tokens, are not advised.
@@ -146,16 +146,15 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
     if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
         what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
-    for text in (*texts, *pairs):
-        problem = stages.task_type.text_problem(text)
-        if problem is None and any("\ud800" <= letter <= "\udfff" for letter in text):
-            problem = "it is not in UTF-8"
-        if problem is not None:
-            raise AttendropError(f"A text cannot be shown: {problem}.")
+    if any("\ud800" <= letter <= "\udfff" for text in (*texts, *pairs) for letter in text):
+        raise AttendropError("A text cannot be shown: it is not in UTF-8.")
     given = [texts, *([pairs] if pairs else [])]
     if len(given) > stages.task_type.most_inputs:
         raise AttendropError("The model reads one text at a time; omit --text-pair.")
-    read = [stages.task_type.read_texts(row) for row in zip(*given, strict=True)]
+    try:
+        read = [stages.task_type.read_inputs(*row) for row in zip(*given, strict=True)]
+    except BadValue as problem:
+        raise AttendropError(f"A text cannot be shown: {problem}.") from None
     return {name: [row[place] for row in read] for place, name in enumerate(stages.task_type.inputs_of(len(given)))}
 
 

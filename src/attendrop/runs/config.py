@@ -35,9 +35,15 @@ from attendrop.methods.core.options import (
     unit_interval,
 )
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
-from attendrop.tasks.long_texts import LONG_TEXTS
-from attendrop.tasks.table import UNKNOWN_LABELS, default_columns, default_label_type, files_of
-from attendrop.tasks.types.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
+from attendrop.tasks.table import (
+    GUESSED,
+    LABEL_TYPES,
+    UNKNOWN_LABELS,
+    default_columns,
+    default_label_type,
+    files_of,
+)
+from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
 
 if TYPE_CHECKING:
@@ -297,7 +303,7 @@ class RunConfig:
     )
     """All splits keep the rows of a group, with the same value, on one side; intervals on new rows are about new
     groups. Rows with nearly the same text belong together without it, see
-    :func:`attendrop.tasks.groups.near_duplicates`."""
+    :func:`attendrop.tasks.splits.near_duplicates`."""
     metric: str | None = option(
         None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
     )
@@ -485,13 +491,12 @@ class RunConfig:
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
             self._set(label_type=default_label_type(file))
-        guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
-        labelled, hint = self.label_column is not None or self.label_type not in guessed, ""
+        labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
         if self.text_columns and labelled:
             return
         if not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
-        if self.label_type in guessed:
+        if self.label_type in GUESSED:
             from attendrop.tasks.inspection import candidate_columns
 
             texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column, self.label_type)

@@ -13,12 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
-from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents
 from attendrop.tasks.splits import class_likeness
-from attendrop.tasks.table import skipped_places
-from attendrop.tasks.tokenization import columns_of, unknown_rows
+from attendrop.tasks.table import joined_labels, plain, skipped_places
+from attendrop.tasks.tokenization import HEAD, HEAD_TAIL, WINDOWS, columns_of, of_documents, unknown_rows
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.values import joined_labels, plain
 from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
 # File of the rows that were skipped, in the folder of the run.

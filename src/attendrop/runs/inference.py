@@ -40,7 +40,7 @@ from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import STDIN, BadRows, files_of, skipped_places, write_skipped
+from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import task_type_of_model
@@ -95,20 +95,21 @@ class RunModel:
             self.task_type.least_inputs,
             self.task_type.most_inputs,
         )
+        read: list[list[Any]] = []
         for number, row in enumerate(rows):
             if not least <= len(row) <= most or self.task_type.inputs_of(len(row)) != names:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
-            problems = (self.task_type.text_problem(text, column) for column, text in enumerate(row))
-            problem = next(filter(None, problems), None) or self.task_type.texts_problem(row)
-            if problem is not None:
-                raise AttendropError(f"Text {number} cannot be predicted: {problem}.")
+            try:
+                read.append(self.task_type.read_inputs(*row))
+            except BadValue as problem:
+                raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
         task = files_task(names, self.task_type).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         for start in range(0, len(rows), CHUNK_ROWS):
-            read = [self.task_type.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
-            columns = {name: list(values) for name, values in zip(names, zip(*read, strict=True), strict=True)}
-            columns["index"] = list(range(start, start + len(read)))
+            some = read[start : start + CHUNK_ROWS]
+            columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
+            columns["index"] = list(range(start, start + len(some)))
             outputs = self.task_type.checked(self.outputs(columns, task, Source())[1])
             found += self.task_type.prediction_rows(outputs, probabilities=probabilities)
         return found if probabilities else [row[self.task_type.answer_column] for row in found]

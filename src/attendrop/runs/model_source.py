@@ -22,7 +22,7 @@ from attendrop.runs.run_folder import (
     read_run,
     run_options,
 )
-from attendrop.tasks.labels import label_columns
+from attendrop.tasks.inspection import label_columns
 from attendrop.tasks.table import STDIN, BadRows, column_names, default_columns, read_chunks
 from attendrop.wording import names_of
 

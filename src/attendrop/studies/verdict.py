@@ -16,7 +16,7 @@ from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, holm
 from attendrop.studies.units import CHEAP
 from attendrop.studies.words import cost, decimals_of, interval, name, number, p_text, title
-from attendrop.tasks.row_scores import BLOCKS
+from attendrop.tasks.metrics import BLOCKS
 from attendrop.wording import counted
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.

@@ -1,7 +1,8 @@
-"""Few-shot samples, subsets and held-out rows, all determined by a seed; how alike rows are.
+"""Few-shot samples, subsets and held-out rows, determined by a seed; rows that belong together; how alike rows are.
 
 Rows are held out at random, stratified by class; or, to measure a shift, as groups unlike the others, or as the last
-values of a column. Rows that belong together (:func:`attendrop.tasks.groups.groups_of`) are always in the same part.
+values of a column. Rows that belong together, those of one customer or thread, and those of nearly the same text, are
+always in the same part, and they, not rows, are the units of what a comparison says of new rows.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ import random
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.groups import GROUP, given_groups, groups_of, text_vectorizer
-from attendrop.tasks.values import may_be_missing
+from attendrop.tasks.table import UNSPACED, may_be_missing, plain
 from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
@@ -42,6 +45,100 @@ _SHOWN = 5
 _DIRECTIONS = 64
 # Rows whose likeness is looked at, at most: comparing all rows takes the square of their number.
 _SAMPLE = 2000
+# Column of the rows with the values of ``group_column`` as text; empty where a row belongs to no group.
+GROUP = "group_values"
+# Cosine of TF-IDF vectors from which texts are nearly the same: about one word in ten differs.
+_NEARLY_THE_SAME = 0.9
+# Maximum number of different texts that are compared, and of nonzero entries that are multiplied at a time.
+_MOST_COMPARED = 20_000
+_AT_A_TIME = 4_000_000
+# If near-duplicates leave fewer groups, as where one template makes all texts, they say nothing of what is alike.
+_LEAST_GROUPS = 5
+# Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
+_TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
+
+
+def groups_of(rows: Dataset, task: Task) -> list[int]:
+    """Number the groups of rows from 0, in the order of their first rows.
+
+    Rows belong together if they have the same text, nearly the same (:func:`near_duplicates`), or the same value in
+    :data:`GROUP`, and if both belong to a third.
+    """
+    texts = task.type.texts(rows)
+    known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
+    numbers = merged(*known, near_duplicates(_joined(texts)))
+    return numbers if max(numbers, default=0) + 1 >= _LEAST_GROUPS else merged(*known)
+
+
+def given_groups(rows: Dataset) -> list[Hashable]:
+    """Return the value of each row in :data:`GROUP`; the row's number where it has none."""
+    return [value or row for row, value in enumerate(rows[GROUP][:])]
+
+
+def merged(*columns: Sequence[Hashable]) -> list[int]:
+    """Number the groups of rows that share a value in one column or more, also by way of other rows, from 0."""
+    count = len(columns[0])
+    if len(columns) == 1 or not count:
+        return numbered(columns[0])
+    values = [np.array(numbered(column)) for column in columns]
+    first = count + np.cumsum([0, *(column.max() + 1 for column in values)])  # rows are nodes, and so are all values
+    edges = np.concatenate([column + start for column, start in zip(values, first, strict=False)])
+    ends = np.tile(np.arange(count), len(columns)), edges
+    graph = sparse.coo_array((np.ones(len(edges)), ends), shape=(first[-1], first[-1]))
+    return numbered(connected_components(graph, directed=False)[1][:count].tolist())
+
+
+def numbered(values: Sequence[Hashable]) -> list[int]:
+    """Number values from 0, in the order in which they first occur."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
+
+
+def near_duplicates(texts: Sequence[str]) -> list[int]:
+    """Number groups of texts that differ in case, spaces and punctuation only, or have a TF-IDF cosine of 0.9 or more.
+
+    Cosines are those of words and pairs of words. Of more than 20,000 different texts, none are computed.
+    """
+    words = [" ".join(re.findall(r"\w+", low)) or low for low in map(plain, texts)]
+    found, known = numbered(words), list(dict.fromkeys(words))
+    if not 1 < len(known) <= _MOST_COMPARED:
+        return found
+    try:
+        vectors = text_vectorizer().fit_transform(known).tocsr()
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        return found
+    # Two texts are only compared if they share one of the rarest terms of the first, those without which the rest of
+    # its vector is too short for the cosine (prefix filtering: Bayardo, Ma and Srikant, 2007).
+    row, column = np.repeat(np.arange(len(known)), np.diff(vectors.indptr)), vectors.indices
+    order = np.lexsort((column, np.bincount(column)[column], row))  # by row, the rarest terms first
+    column, squares = column[order], vectors.data[order] ** 2
+    before = np.cumsum(squares) - squares
+    before -= before[np.minimum(vectors.indptr[:-1], len(before) - 1)][row]
+    needed = 1 - before > _NEARLY_THE_SAME**2 - 1e-9
+    rarest = sparse.csr_array((np.ones(needed.sum()), (row[needed], column[needed])), shape=vectors.shape)
+    having, alike = vectors.T.tocsr(), [np.zeros((0, 2), dtype=int)]
+    step = max(1, _AT_A_TIME // len(known))
+    at_once = max(1, _AT_A_TIME * len(known) // vectors.nnz)
+    for start in range(0, len(known), step):
+        sharing = (rarest[start : start + step] @ having).tocoo()
+        pairs = np.stack([sharing.row + start, sharing.col], axis=1)
+        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+        for place in range(0, len(pairs), at_once):
+            part = pairs[place : place + at_once]
+            cosines = vectors[part[:, 0]].multiply(vectors[part[:, 1]]).sum(axis=1)
+            alike.append(part[np.asarray(cosines).ravel() >= _NEARLY_THE_SAME])
+    pairs = np.concatenate(alike)
+    graph = sparse.coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(known), len(known)))
+    components = connected_components(graph, directed=False)[1]
+    return [int(components[text]) for text in found]
+
+
+def text_vectorizer() -> TfidfVectorizer:
+    """Make what computes TF-IDF vectors of words and pairs of words."""
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=_TERM, ngram_range=(1, 2))
+
+
+# Samples and held-out rows -------------------------------------------------------------------------------------------
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
@@ -64,21 +161,21 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
         warnings.warn(f"{name} has only {count} of the {k} requested rows: all were taken.", stacklevel=2)
     if len(few) > _SHOWN:
         warnings.warn(f"{len(few)} classes have fewer than the {k} requested rows: all were taken.", stacklevel=2)
-    return _take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
+    return dataset.select(sorted(row for rows in rows_of.values() for row in rows[:k]))
 
 
 def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
     """Sample ``n`` rows, in their original order, or all; raise AttendropError if ``n`` is less than 1."""
     if n < 1:
         raise AttendropError(f"the number of rows must be at least 1, not {n}.")
-    return _take(dataset, _shuffled(len(dataset), seed)[:n])
+    return dataset.select(sorted(_shuffled(len(dataset), seed)[:n]))
 
 
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """Hold out a fraction of the rows, stratified by class; rows that belong together are in the same part.
 
     These are rows with equal texts, with nearly the same, and those of a given group, see
-    :func:`attendrop.tasks.groups.groups_of`; below, each counts as one text. The held-out part has
+    :func:`attendrop.tasks.splits.groups_of`; below, each counts as one text. The held-out part has
     ``floor(fraction * rows)`` rows, but at least one for each class of two or more texts; a class of a single text is
     kept. It has a few more where a text with several rows does not fit. If no class can be split, or the kept part
     would lack a class, the rows are sampled without stratification, with a warning. Regression is never stratified.
@@ -187,14 +284,10 @@ def _shuffled(n: int, seed: int) -> list[int]:
     return rows
 
 
-def _take(dataset: Dataset, rows: Iterable[int]) -> Dataset:
-    """Take rows, in their original order."""
-    return dataset.select(sorted(rows))
-
-
 def _divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]:
     """Return the rows that are not held out, and those that are, in their original order."""
-    return _take(dataset, (row for row in range(len(dataset)) if row not in held)), _take(dataset, held)
+    kept = [row for row in range(len(dataset)) if row not in held]
+    return dataset.select(kept), dataset.select(sorted(held))
 
 
 # Shift ----------------------------------------------------------------------------------------------------------------
@@ -206,7 +299,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
     group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
     are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
-    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.groups.groups_of`), all
+    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.splits.groups_of`), all
     are held out, or none: as many rows in all, of those with the largest shares of such rows.
 
     ``fraction`` is about how much of each class to hold out, in (0, 0.5].
@@ -214,7 +307,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
     """
-    texts, groups = _joined(rows, task), max(2, round(1 / fraction))
+    texts, groups = _joined(task.type.texts(rows)), max(2, round(1 / fraction))
     strata = task.type.strata_of(rows) if len(task.type.strata) > 1 else [0] * len(rows)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for row, stratum in enumerate(strata):
@@ -268,7 +361,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
 
     ``values`` has the value of each row in ``column``, which is named in messages. Values are held out until their rows
     make up about the fraction; empty ones and placeholders such as "n/a" do not count as values. Texts are in
-    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.groups.GROUP`),
+    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.splits.GROUP`),
     those of held-out rows have no rows among the others: such rows are left out.
 
     Raises:
@@ -307,7 +400,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         )
     if left_out := len(rows) - len(kept) - len(out):
         logger.warning(f"Left out: {counted(left_out, 'other row')} of the groups of the rows held out by {column}.")
-    return _take(rows, kept), _take(rows, out)
+    return rows.select(kept), rows.select(sorted(out))
 
 
 _YEAR_FIRST = re.compile(r"\s*\d{4}[-./]\d{1,2}([-./]\d{1,2})?\b")
@@ -363,7 +456,7 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
     if len(task.type.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
-    return likeness(_joined(rows, task), task.type.strata_of(rows))
+    return likeness(_joined(task.type.texts(rows)), task.type.strata_of(rows))
 
 
 def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
@@ -406,11 +499,8 @@ def _tfidf(texts: Sequence[str]) -> Any:
         raise AttendropError("the texts have no words to compare them by.") from None
 
 
-def _joined(rows: Dataset, task: Task) -> list[str]:
-    return [
-        "\n".join(" ".join(part) if isinstance(part, list | tuple) else str(part) for part in parts)
-        for parts in task.type.texts(rows)
-    ]
+def _joined(rows: Iterable[Sequence[Any]]) -> list[str]:
+    return ["\n".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in parts) for parts in rows]
 
 
 def _sampled(rows: int, seed: int) -> list[int]:

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from attendrop import ADDrop, AttendropError, regularize
 from attendrop.tasks.base import Task, encode_columns
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.types.classification import MultipleChoice
 from attendrop.tasks.types.model_classes import choice_class
-from attendrop.tasks.types.multiple_choice import MultipleChoice
 
 HEAD = MultipleChoice(("A", "B", "C"))
 TASK = Task("files", "multiple-choice", ("question", "choices"), HEAD.label_names, "accuracy", "a test")
