@@ -119,7 +119,7 @@ def encode_columns(
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows as :func:`encode` does, from number ``first_row``; :meth:`TaskType.length_limit` has the length."""
+    """Tokenize rows as :func:`encode` does, from number ``first_row``, to :meth:`TaskType.length_limit`."""
     task_type, whole = task.type, task.long_texts == HEAD
     tokens = task_type.tokenize(columns, tokenizer, max_length if whole else None)
     encoded = dict(tokens) if whole else split_long(tokens, tokenizer, max_length, task.long_texts)
