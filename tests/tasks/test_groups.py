@@ -15,7 +15,6 @@ from datasets import Dataset
 from helpers import tiny
 from helpers.command_line import Captured
 
-import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.resolved_run import resolve_run
@@ -317,29 +316,3 @@ def test_one_customer_who_differs_is_no_evidence_of_others() -> None:
         and "groups of evaluation rows, by 'customer'," in grouped.holds_for
     )
     assert "groups" not in " ".join(single.lines())
-
-
-def test_compare_counts_groups_and_without_them_says_what_looks_like_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file, model = write(tmp_path / "train.csv", customers(200, 9)), tmp_path / "model"
-    tiny.save_tiny_bert(model)
-
-    def compared(name: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
-        outcome = attendrop.compare(
-            train_file=file, text_columns=["text"], label_column="label", model=str(model), methods=[], seeds=2,
-            baselines=["majority", "tfidf"], max_steps=1, device="cpu", workers=0, keep_best=False,
-            output_dir=str(tmp_path / name), **options,
-        )  # fmt: skip
-        kept = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / name).glob("runs/*/metrics.json")]
-        return outcome.answer, kept
-
-    says = "Column 'customer' has "
-    single, runs = compared("rows")
-    assert any(note.startswith(says) for note in single.notes) and says in caplog.text
-    assert all(run["row_scores"].keys() == {"rows", "data", "right"} for run in runs)
-    grouped, runs = compared("groups", group_column="customer")
-    assert not any(note.startswith(says) for note in grouped.notes)
-    (count,) = {run["row_scores"]["groups"] for run in runs}
-    assert len(runs) == 6 and f"rows of {count} groups)" in grouped.scored_on and 5 < count < 20
-    assert {row.difference.components.units for row in grouped.rows[1:]} == {count}

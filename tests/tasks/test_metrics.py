@@ -77,14 +77,6 @@ def test_models_are_selected_by_the_least_error(names: str, error: float) -> Non
         assert compute_scores(task, predictions, labels)[task.metric] == pytest.approx(error)
 
 
-@pytest.mark.parametrize(
-    ("predictions", "labels"), [([2.0, 2.0, 2.0], [1.0, 2.0, 3.0]), ([1.0, 2.0], [3.0, 3.0]), ([1.0], [2.0])]
-)
-def test_an_undefined_correlation_is_zero(predictions: list[float], labels: list[float]) -> None:
-    scores = compute_scores(get_task("stsb"), np.array(predictions), np.array(labels))
-    assert scores == {"pearson": 0.0, "spearman": 0.0}
-
-
 def write_predictions(path: Path, task: Task, index: list[int], outputs: np.ndarray[Any, Any]) -> None:
     with PredictionWriter(path, task) as writer:
         writer.write({"index": index}, outputs)
@@ -160,16 +152,6 @@ def test_metrics_are_the_scorers_of_scikit_learn(kind: str, name: str) -> None:
     assert compute_scores(with_metric(task, name), outputs, labels)[name] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("given", "name"), [("macro-F1", "f1_macro"), ("mcc", "matthews_correlation")])
-def test_the_metric_of_one_s_choice_decides(given: str, name: str) -> None:
-    task = with_metric(TWO_CLASSES, given)
-    scores = compute_scores(task, LOGITS, LABELS)
-    assert next(iter(scores)) == task.metric == name and all(type(score) is float for score in scores.values())
-    macro_f1 = (2 / 3 + 0.5) / 2
-    assert scores == pytest.approx({"accuracy": 0.6, "f1_macro": macro_f1, "matthews_correlation": 1 / 6})
-    assert compute_scores(with_metric(TWO_CLASSES, "roc-auc"), LOGITS, 0 * LABELS)["roc_auc"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("task", "name", "message"),
     [
@@ -190,16 +172,6 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
     assert np.exp(outputs[1]) / np.exp(outputs[1]).sum() == pytest.approx([2 / 5, 3 / 5])  # smoothed frequencies
     answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([1.5, 3.5])) or ("", {})
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("task", "best", "names"),
-    [(TWO_CLASSES, [[3, 0], [0, 3]], ["f1", "cohen_kappa"]), (OWN_NUMBERS, [0, 1], ["pearson"])],
-)
-def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(task: Task, best: Any, names: list[str]) -> None:
-    for metric in (task.type.metrics[name] for name in names):
-        scores = [metric.score(np.array([0, 1]), np.array(outputs)) for outputs in (best, best[::-1])]
-        assert metric.span == pytest.approx(scores[0] - scores[1])
 
 
 # Models of other tasks, and groups of rows ----------------------------------------------------------------------------

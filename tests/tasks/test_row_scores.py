@@ -70,13 +70,6 @@ def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
     return found
 
 
-def test_rows_that_share_a_paragraph_are_one_block() -> None:
-    found = pairs([f"question {row}" for row in range(200)], [f"a long paragraph {row // 10}" for row in range(200)])
-    outputs, labels = drawn(200)
-    right = (outputs.argmax(1) == labels).reshape(20, 10).mean(axis=1)
-    assert sorted(found.by_unit) == pytest.approx(sorted(right))
-
-
 def test_texts_that_many_rows_share_beside_longer_ones_do_not_make_them_one() -> None:
     """One prompt for all; 50 aspects of products, each with other texts; all pairs of some sentences."""
     texts = [f"the text of row {row}" for row in range(200)]

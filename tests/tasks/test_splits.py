@@ -52,14 +52,6 @@ class TestFewShot:
         assert sample["index"] != few_shot(data, classes(3), 5, seed=1)["index"]
         assert set(sample["index"]) < set(few_shot(data, classes(3), 9, seed=0)["index"])
 
-    def test_a_small_class_gives_all_it_has(self) -> None:
-        with pytest.warns(UserWarning, match="class 'class 1' has only 2 of the 3 requested rows"):
-            sample = few_shot(rows([0, 0, 0, 0, 1, 1]), classes(2), 3, seed=0)
-        assert Counter(sample["label"]) == {0: 3, 1: 2}
-
-    def test_regression_takes_k_in_all(self) -> None:
-        assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
-
 
 class TestHoldOut:
     @pytest.mark.parametrize(

@@ -30,11 +30,11 @@ from attendrop.tasks.table import (
     BadRows,
     BadValue,
     Table,
-    forget_tables,
     is_missing,
     joined_labels,
     number_form,
     read_chunks,
+    read_once,
     read_table,
     written,
 )
@@ -145,7 +145,7 @@ def load_files(
         )
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
-    forget_tables()
+    read_once.cache_clear()  # columns were guessed, and files checked, before
     return TaskData(files_task(text_columns, task_type), data, files, tuple(bad.skipped), looks_grouped)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import csv
-import io
 import json
 import re
 import unicodedata
@@ -53,7 +51,7 @@ from attendrop.tasks.table import (
     written,
     yes_or_no,
 )
-from attendrop.wording import MOST_NAMES, counted, counts_of, names_of
+from attendrop.wording import MOST_NAMES, counted, counts_of, csv_table, names_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
 MEANING = "meaning"
@@ -264,11 +262,8 @@ def write_label_map(
     """
     check_output(path, inputs, overwrite=overwrite)
     meanings = {label: group[0] for group in label_variants(counts) for label in group}
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow((LABEL, MEANING, "rows"))
-    rows.writerows((label, meanings.get(label, label), count) for label, count in counts.items())
-    write_text(Path(path), text.getvalue())
+    rows = ((label, meanings.get(label, label), count) for label, count in counts.items())
+    write_text(Path(path), csv_table((LABEL, MEANING, "rows"), rows))
 
 
 def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
@@ -371,7 +366,8 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
     found: dict[str, str] = {}  # where each label is first
     for table in tables.values():
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):
-            found.setdefault(label, f"{label!r} ({table.path}, {place})")
+            if label.lower() not in ("", "nan"):
+                found.setdefault(label, f"{label!r} ({table.path}, {place})")
     forms: dict[str, list[str]] = defaultdict(list)
     for label, where in found.items():
         forms["missing" if label.casefold() in MISSING else number_form(label)].append(where)
@@ -752,15 +748,8 @@ def inspect_files(
     with warnings.catch_warnings(record=True) as doubted:
         warnings.simplefilter("always")
         try:
-            if is_guess:
-                # Of texts, each different label is enough.
-                said = [
-                    replace(t, frame=t.frame.drop_duplicates(label_column)) if t.delimiter else t
-                    for t in (table, *evaluated)
-                ]
-                said = [t.read([str(label_column)], read_class, BadRows(skip=True)) for t in said]
-                if not are_numbers({str(each.path): each for each in said}, str(label_column)):
-                    check_classes(table, str(label_column))
+            if is_guess and not are_numbers({str(each.path): each for each in (table, *evaluated)}, str(label_column)):
+                check_classes(table, str(label_column))
         except AttendropError as error:
             unclear = str(error)
     for name in label_columns(list(columns), label_column):

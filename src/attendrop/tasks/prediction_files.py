@@ -216,8 +216,9 @@ def output_format(path: str | Path, format: str | None = None) -> str:
     """Return the format: by default the extension, and "csv" for "-"; raise AttendropError for an unknown one."""
     found = format or ("csv" if str(path) == STDIN else Path(path).suffix.removeprefix(".").lower())
     if found not in FORMATS:
-        what = f"{found!r} is not a format of predictions" if found else f"the output {str(path)!r} has no extension"
-        raise AttendropError(f"{what}; write .{', .'.join(FORMATS)}.")
+        what = f"{found!r} is not a format of predictions; write"
+        what = what if found else f"the output {str(path)!r} has no extension; name it"
+        raise AttendropError(f"{what} .{', .'.join(FORMATS)}.")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,17 @@ from attendrop.errors import AttendropError, check_known
 from attendrop.support.files import first_line
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
-from attendrop.tasks.table import SOURCE, TARGET, WORDS, BadValue, Sentence, read_sentences, read_table, text_lines
+from attendrop.tasks.table import (
+    SOURCE,
+    TARGET,
+    WORDS,
+    BadValue,
+    Sentence,
+    read_once,
+    read_sentences,
+    read_table,
+    text_lines,
+)
 from attendrop.tasks.types.translation import Translation
 from attendrop.wording import counted
 
@@ -81,6 +90,7 @@ class Source:
             if not rows:
                 raise AttendropError(f"{paths[0]} has no row of {self.task.name} {split}.")
             found[split] = self._dataset(rows)
+        read_once.cache_clear()  # what was read is in data sets
         return TaskData(self.task, found, f"local folder {folder}")
 
     def files(self, data_dir: str | Path | None) -> list[Path]:
@@ -179,7 +189,6 @@ class TabbedFile:
     index: str = "index"  # column with the ids of rows; where it has no whole number, rows are numbered
     groups: tuple[str, ...] = ()
     tests_have_labels: bool = False
-    read_label: Callable[[str, str], Any] = lambda label, place: label  # converts a label, given the place of its row
 
     def read(self, paths: Sequence[Path], split: str) -> Iterator[Row]:
         """Yield the rows of the file of a split; raise AttendropError if it has none, or lacks a column."""
@@ -205,7 +214,7 @@ class TabbedFile:
                 index = fields.get(self.index, "")
                 others: dict[str, Any] = {group: fields[group] for group in self.groups}
                 others["index"] = int(index) if index.isdecimal() else len(rows)
-                label = self.read_label(fields[self.label], f"{path}, {place}") if labelled else None
+                label = fields[self.label] if labelled else None
                 rows.append(Row(path, place, tuple(fields[column] for column in self.texts), label, others))
         if not rows and not broken:
             raise AttendropError(f"{path} has no rows.")
@@ -260,7 +269,7 @@ def _glue(
 ) -> Source:
     """Make a task from its folder in the official archive, the columns of its files, and the labels in them.
 
-    If there are no ``labels``, they are numbers from 0 to 5; ``class_names`` are the classes if files write them
+    If there are no ``labels``, they are numbers; ``class_names`` are the classes if files write them
     differently. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
@@ -269,7 +278,7 @@ def _glue(
         Task(name, kind, file.texts, class_names or labels, metric, about, tuple(others)),
         (folder,),
         {split: ((own,),) for split, own in file_names.items()},
-        file.read if labels else replace(file, read_label=_score).read,
+        file.read,
         (("nyu-mll/glue", name),),
         partial(hub_rows, hub_columns, ()),
         labels or None,
@@ -281,17 +290,6 @@ def _glue(
 def submitted(source: Source, label: float) -> str:
     """Return a prediction as submissions have it: the name of a class, or a number clamped to the range."""
     return source.labels[int(label)] if source.labels else f"{min(max(label, 0), _HIGHEST):.3f}"
-
-
-def _score(label: str, place: str) -> float:
-    """Read a score of STS-B; raise AttendropError if it is no number, or out of range."""
-    try:
-        score = float(label)
-    except ValueError:
-        score = math.nan
-    if not 0 <= score <= _HIGHEST:
-        raise AttendropError(f"{place}: the score {label!r} is not a number from 0 to {_HIGHEST}.")
-    return score
 
 
 _YES_NO = ("0", "1")

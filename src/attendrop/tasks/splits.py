@@ -174,11 +174,11 @@ def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """Hold out a fraction of the rows, stratified by class; rows that belong together are in the same part.
 
-    These are rows with equal texts, with nearly the same, and those of a given group, see
-    :func:`attendrop.tasks.splits.groups_of`; below, each counts as one text. The held-out part has
-    ``floor(fraction * rows)`` rows, but at least one for each class of two or more texts; a class of a single text is
-    kept. It has a few more where a text with several rows does not fit. If no class can be split, or the kept part
-    would lack a class, the rows are sampled without stratification, with a warning. Regression is never stratified.
+    These are rows with equal texts, with nearly the same, and those of a given group, see :func:`groups_of`; below,
+    each counts as one text. The held-out part has ``floor(fraction * rows)`` rows, but at least one for each class of
+    two or more texts; a class of a single text is kept. It has a few more where a text with several rows does not fit.
+    If no class can be split, or the kept part would lack a class, the rows are sampled without stratification, with a
+    warning. Regression is never stratified.
 
     Returns:
         The kept and the held-out rows, both in their original order; the second is None if ``fraction`` is 0.
@@ -248,25 +248,25 @@ def _whole_texts(
         texts_of[labels[row]][texts[row]] = None
     classes_of = _classes_of(labels, texts)
     left = Counter(label for classes in classes_of.values() for label in classes)
-    held, covered = set[int](), set[int]()
-
-    def free(text: int) -> bool:
-        return rows_of[text][0] not in held and all(left[label] > 1 for label in classes_of[text])
-
-    def hold(text: int) -> None:
-        held.update(rows_of[text])
-        covered.update(classes_of[text])
-        left.subtract(classes_of[text])
-
+    held, covered, taken = set[int](), set[int](), dict[int, None]()
     wanted = 0  # with the classes before: rows that these have too many are not taken of the next
     for label, quota in Counter(labels[row] for row in order[:count]).items():
         wanted += quota
-        for text in texts_of[label]:
-            if len(held) + len(rows_of[text]) <= wanted and free(text):
-                hold(text)
-        others = [text for text in texts_of[label] if free(text)]
-        if others and (len(held) < wanted or label not in covered):
-            hold(min(others, key=lambda text: len(rows_of[text])))
+        smallest_first = sorted(texts_of[label], key=lambda text: len(rows_of[text]))
+        for text, must_fit in [
+            *((text, True) for text in texts_of[label]),
+            *((text, False) for text in smallest_first),
+        ]:
+            fits = len(held) + len(rows_of[text]) <= wanted
+            missing = len(held) < wanted or label not in covered
+            free = text not in taken and all(left[label] > 1 for label in classes_of[text])
+            if free and (fits if must_fit else missing):
+                taken[text] = None
+                held.update(rows_of[text])
+                covered.update(classes_of[text])
+                left.subtract(classes_of[text])
+                if not must_fit:
+                    break
     return held
 
 
@@ -403,39 +403,36 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     return rows.select(kept), rows.select(sorted(out))
 
 
-_YEAR_FIRST = re.compile(r"\s*\d{4}[-./]\d{1,2}([-./]\d{1,2})?\b")
-_MONTH = (
-    "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec"
-)
-_YEAR_LAST = re.compile(
-    rf"\s*(\d{{1,2}}([./-])\d{{1,2}}\2\d{{2,4}}|\d{{1,2}}[/-]\d{{4}})\b|.*\b({_MONTH})\b", re.IGNORECASE
+# Dates whose order is not that of their numbers: the year is last, or the month is a word.
+_UNORDERED = re.compile(
+    r"\s*(\d{1,2}([./-])\d{1,2}\2\d{2,4}|\d{1,2}[/-]\d{4})\b|.*\b(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|"
+    r"july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec)\b",
+    re.IGNORECASE,
 )
 
 
 def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
-    """Return the key by which values are sorted, all of them numbers, dates or other texts."""
+    """Return the key by which values are sorted: numbers by value, also within texts; refuse what is not clear."""
     numbers: dict[str, float] = {}
     for value in values:
         with suppress(ValueError):
             if math.isfinite(number := float(value)):
                 numbers[value] = number
-    dates = {value: [*map(int, re.findall(r"\d+", value))] for value in values if _YEAR_FIRST.match(value)}
-    forms: dict[str, dict[str, Any]] = {"numbers": numbers, "dates": dates}
-    for form, found in forms.items():
-        if found and 2 * len(found) >= len(values):
-            if other := next((value for value in values if value not in found), None):
-                raise AttendropError(
-                    f"ood-column '{column}' has {form} such as {next(iter(found))!r}, and {other!r}, so that their "
-                    "order is not clear; correct or empty it."
-                )
-            return found.__getitem__
-    unclear = [value for value in values if _YEAR_LAST.match(value)]
-    if unclear and 2 * len(unclear) >= len(values):
+    dates = [value for value in values if re.match(r"\s*\d{4}[-./]\d{1,2}([-./]\d{1,2})?\b", value)]
+    for form, found in {"numbers": [*numbers], "dates": dates}.items():
+        if found and 2 * len(found) >= len(values) and (others := [each for each in values if each not in found]):
+            raise AttendropError(
+                f"ood-column '{column}' has {form} such as {found[0]!r}, and {others[0]!r}, so that their order "
+                "is not clear; correct or empty it."
+            )
+    unclear = [value for value in values if _UNORDERED.match(value)]
+    if unclear and 2 * len(unclear) >= len(values) > len(numbers):
         raise AttendropError(
             f"ood-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
             "not clear; write them as 2026-03-01 or 2026-03."
         )
-    # Numbers within texts by value.
+    if len(numbers) == len(values):
+        return numbers.__getitem__
     return lambda value: [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", value))]
 
 

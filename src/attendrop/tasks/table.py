@@ -428,12 +428,12 @@ def _tables(
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
     """Read a file as one table, see :func:`read_chunks`.
 
-    A run guesses columns, checks files and loads them: what was read is remembered, until :func:`forget_tables`.
+    A run guesses columns, checks files and loads them: what was read is remembered, until they are loaded.
     """
     bad, files = bad or BadRows(), files_of(path)
     there = all(file.is_file() for file in files)  # else reading says what is missing
     states = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, files)] if there else []
-    table, found, said = _read_once(str(path), tuple(states))
+    table, found, said = read_once(str(path), tuple(states))
     for message in said:
         warnings.warn(message, stacklevel=2)
     for row, left_out in found.left_out.items():
@@ -450,18 +450,13 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
 
 
 @lru_cache(maxsize=4)
-def _read_once(path: str, states: tuple[tuple[int, ...], ...]) -> tuple[Table | None, BadRows, list[str]]:
+def read_once(path: str, states: tuple[tuple[int, ...], ...]) -> tuple[Table | None, BadRows, list[str]]:
     """Read a file, whose ``states`` change with it; return what is left out of it, and warnings, too."""
     bad = BadRows(skip=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         table = next(read_chunks(path, None, bad), None)
     return table, bad, [str(warning.message) for warning in caught]
-
-
-def forget_tables() -> None:
-    """Forget what :func:`read_table` remembers."""
-    _read_once.cache_clear()
 
 
 def column_names(path: str | Path) -> list[str]:

@@ -91,14 +91,6 @@ def test_what_is_dropped_of_a_row_does_not_depend_on_the_choices_of_others(
 # Encoding and outputs -------------------------------------------------------------------------------------------------
 
 
-def test_each_choice_is_read_with_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
-    columns = {"question": QUESTIONS, "choices": CHOICES}
-    encoded = encode_columns(columns, TASK, tokenizer, 32)
-    texts = [[tokenizer.decode(ids) for ids in row] for row in encoded["input_ids"]]
-    assert texts[2] == ["[CLS] the bird [SEP] bad [SEP]", "[CLS] the bird [SEP] good [SEP]"]
-    assert encoded["length"] == [9, 13, 6]
-
-
 def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:
     raw = HEAD.concatenate([np.array([[1.0, 2.0, 0.0]]), np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 9.0, 9.0]])])
     encoded = {"input_ids": [[[1]] * 3, [[1]] * 4, [[1]] * 2]}

@@ -138,10 +138,3 @@ def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: P
 def test_batches_of_shorter_texts_are_padded_with_no_token() -> None:
     found = TASK.type.concatenate([np.array([[-1.0, 2, 5, 6]]), np.array([[-2.0, 1, 5]])])
     assert found[1].tolist() == [-2, 1, 5, -100]
-
-
-def test_languages_that_are_not_known(loaded: tuple[Any, Any]) -> None:
-    with pytest.raises(AttendropError, match=r"has no language code 'turkish'; it has .*tr_TR"):
-        Translation(source_lang="turkish").prepare(*multilingual("MBart50Tokenizer"))
-    with pytest.raises(AttendropError, match="has no language codes, but 'tr_TR' is given"):
-        Translation(source_lang="tr_TR").prepare(*loaded)

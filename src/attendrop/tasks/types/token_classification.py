@@ -207,28 +207,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Scores of words, and of entities; a word without a prediction is "O" where tags mark entities."""
         absent = self.label_ids.get(OUTSIDE, NO_TOKEN) if self._entity_types else NO_TOKEN
 
-        def found(outputs: Array) -> list[list[int]]:
-            return [[absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs)]
-
-        def right_words(gold: Array, outputs: Array) -> Array:
-            pairs = zip(gold, found(outputs), strict=True)
-            return np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs])
+        def pairs(gold: Array, outputs: Array) -> list[tuple[Array, list[int]]]:
+            found = ([absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs))
+            return list(zip(gold, found, strict=True))
 
         def f1_macro(gold: Array, outputs: Array) -> float:
-            tags, predicted = flat(gold), flat(found(outputs))
+            tags, predicted = map(flat, zip(*pairs(gold, outputs), strict=True))
             occurring = np.setdiff1d(np.union1d(tags, predicted), [NO_TOKEN])
             return float(f1_score(tags, predicted, labels=occurring, average="macro", zero_division=0.0))
 
-        def entities_of(row: Iterable[int]) -> frozenset[tuple[str, int, int]]:
-            return entities(tuple(OUTSIDE if tag == NO_TOKEN else self.all_names[tag] for tag in row))
-
         def counts(gold: Array, outputs: Array) -> Array:
             """Count the entities found of each sentence, those of gold, and those predicted, ``(sentences, 3)``."""
-            pairs = [(entities_of(tags), entities_of(row)) for tags, row in zip(gold, found(outputs), strict=True)]
-            return np.array([(len(own & other), len(own), len(other)) for own, other in pairs])
-
-        def of_entities(score: Callable[..., float]) -> Metric:
-            return Metric(of_sums=(counts, lambda sums: score(*sums.tolist())))
+            every = {NO_TOKEN: OUTSIDE} | dict(enumerate(self.all_names))
+            names = ((tuple(every[tag] for tag in row) for row in pair) for pair in pairs(gold, outputs))
+            both = [tuple(map(entities, pair)) for pair in names]
+            return np.array([(len(own & other), len(own), len(other)) for own, other in both])
 
         # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
         # A score over all types that is undefined is 0.
@@ -238,10 +231,14 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             "entity_f1": lambda found, gold, predicted: 2 * found / (gold + predicted) if found else 0.0,
         }
         named = scores.items() if self._entity_types else ()
+        right_words = (
+            lambda gold, outputs: np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs(gold, outputs)]),
+            lambda sums: float(sums[0] / sums[1]),
+        )
         return {
-            "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
+            "accuracy": Metric(of_sums=right_words),
             "f1_macro": Metric(f1_macro),
-            **{name: of_entities(score) for name, score in named},
+            **{n: Metric(of_sums=(counts, lambda sums, of=score: of(*sums.tolist()))) for n, score in named},
         }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
