@@ -100,13 +100,6 @@ def test_groups_join_by_way_of_a_third_row() -> None:
     assert found == [0, 1, 2, 1, 3, 4, 5, 6, 0, 1]  # an empty value is no group
 
 
-def test_without_groups_or_near_duplicates_rows_are_numbered_by_their_texts() -> None:
-    some = [*texts(30), *texts(30)[:7]]
-    assert groups_of(rows_of(some), TASK) == [*range(30), *range(7)]
-    template = [f"please cancel the order with the number that I gave you, it is {n % 3}" for n in range(9)]
-    assert groups_of(rows_of(template), TASK) == [0, 1, 2] * 3  # one text nearly makes all rows: it says nothing
-
-
 # Splits --------------------------------------------------------------------------------------------------------------
 
 
@@ -115,9 +108,9 @@ def parts_of(rows: Dataset, *parts: Dataset) -> list[set[int]]:
     return [{numbers[index] for index in part["index"]} for part in parts]
 
 
-@pytest.mark.parametrize("kind", ["given", "nearly the same", "both"])
-@pytest.mark.parametrize("largest", [2, 20])
-@pytest.mark.parametrize("classes", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "largest", "classes"), [("given", 20, 2), ("given", 2, 1), ("nearly the same", 2, 2), ("both", 20, 2)]
+)
 def test_every_split_keeps_groups_whole(kind: str, largest: int, classes: int) -> None:
     groups = customers(200, largest) if kind != "nearly the same" else None
     nearly = [f"{'oh ' * (n % 4)}{text}" for n, text in enumerate(sorted(texts(50) * 4))]
@@ -224,14 +217,13 @@ def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
                    group_column="customer")  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["finetune", "attendout"])
-def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path, method: str) -> None:
+def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path) -> None:
     file, _ = write(tmp_path / "train.csv", customers(300, 20)), tiny.save_tiny_bert(tmp_path / "model")
     own = {"eval_file": None, "train_file": file, "text_columns": ("text",), "group_column": "customer"}
-    rewards = {"options": {"reward_data": "split"}} if method == "attendout" else {}
+    rewards = {"method": "attendout", "options": {"reward_data": "split"}}
     held = {"test_fraction": 0.25, "selection_fraction": 0.2}
     for shift in ({}, {"ood": True}):
-        found = tiny.config(tmp_path, method=method, **own, **held, **rewards, **shift)
+        found = tiny.config(tmp_path, **own, **held, **rewards, **shift)
         parts = resolve_run(found).parts
         named = [
             parts.train,
@@ -239,7 +231,7 @@ def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path, meth
             *parts.report.values(),
             *([] if parts.reward is None else [parts.reward]),
         ]
-        assert len(named) == 3 + bool(rewards) + bool(shift)
+        assert len(named) == 4 + bool(shift)
         sets = [set(part[GROUP]) for part in named]
         assert sum(map(len, sets)) == len(set().union(*sets)) and min(map(len, named)) > 10
 
@@ -262,9 +254,7 @@ def test_a_column_that_cannot_group_is_refused(tmp_path: Path, change: dict[str,
     ("column", "groups", "proposed"),
     [
         ("customer", customers(200, 9), True),
-        ("ticket_id", customers(200, 9), True),
         ("Kunde", customers(200, 9), True),
-        ("author", customers(200, 9), True),
         ("id", [str(n) for n in range(200)], False),
         ("language", ["en", "de"] * 100, False),
         ("customer", ["unknown"] * 150 + [str(n // 2) for n in range(50)], False),

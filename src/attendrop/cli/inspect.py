@@ -7,14 +7,12 @@ import sys
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from attendrop.cli.app import Json, Overwrite, app, show
+from attendrop.cli.app import Json, app, show
 from attendrop.cli.run_options import path_argument, run_option
-from attendrop.errors import AttendropError, printable
+from attendrop.errors import printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.inspection import DATE, TEXT, Inspection, check_files, inspect_files, write_label_map
+from attendrop.tasks.inspection import DATE, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.table import count_words, may_be_missing
 from attendrop.wording import aligned, counted, names_of
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig
 
 _MOST_LABELS = 20
-_MAP = "map.csv"
 
 
 @app.command()
@@ -33,11 +30,6 @@ def inspect(
     label_column: Annotated[str | None, run_option("label_column")] = None,
     label_type: Annotated[str, run_option("label_type")] = "auto",
     label_map: Annotated[str | None, run_option("label_map")] = None,
-    write_map: Annotated[
-        str | None,
-        typer.Option("--write-label-map", metavar="FILE", help="Write a draft of a label map: label,meaning,rows."),
-    ] = None,
-    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Describe a file: format, contents, likely mistakes, and how to train on it."""
@@ -66,12 +58,7 @@ def inspect(
         parts.append([f"Length in words: {median(lengths):.0f} at the median, {max(lengths)} at most."])
     if doubtful := [f"- {line}" for line in (*found.notes, *doubts.values())]:
         parts.append(["To look at:", *doubtful])
-    if write_map is not None and not found.labels:
-        raise AttendropError(f"{file} has no labels to map: {_reading(found)}.")
-    if write_map is not None:
-        write_label_map(write_map, found.labels, filter(None, (file, eval_file, label_map)), overwrite=overwrite)
-        parts.append([f"Wrote {write_map}: correct its column meaning."])
-    parts.append(_next(found, doubts, label_map or write_map, typed=label_type != "auto"))
+    parts.append(_next(found, doubts, label_map, typed=label_type != "auto"))
     text = "\n\n".join("\n".join(lines) for lines in parts)
     show(found.as_dict() if as_json else None, text, as_json=as_json)
 
@@ -86,7 +73,7 @@ def announce_files(config: RunConfig, *, quiet: bool) -> None:
         return
     print(printable(f"{_head(found)}; {_reading(found)}."), file=sys.stderr)
     if found.variants:
-        print(printable(f"{found.doubts()['variants']} A map merges them: {_draft(found)}"), file=sys.stderr)
+        print(printable(found.doubts()["variants"]), file=sys.stderr)
 
 
 def _head(found: Inspection) -> str:
@@ -110,16 +97,6 @@ def _reading(found: Inspection) -> str:
     return f"{texts}, label {found.label_column!r}{kind}"
 
 
-def _columns_named(found: Inspection) -> list[str]:
-    """Return the options that name the columns that are read."""
-    named = ["--text-columns", joined_names(found.text_columns)]
-    return named if found.label_column is None else [*named, "--label-column", found.label_column]
-
-
-def _draft(found: Inspection) -> str:
-    return f"attendrop inspect {shlex.join([str(found.table.path), *_columns_named(found), '--write-label-map', _MAP])}"
-
-
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
     """Describe how attendrop interprets the file, and list the commands for it."""
     if found.label_column is None:
@@ -127,11 +104,10 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
     words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
-    words += _columns_named(found)
+    words += ["--text-columns", joined_names(found.text_columns), "--label-column", found.label_column]
     if typed or found.unclear or found.label_type == "labels":
         words += ["--label-type", found.label_type]
-    if label_map or found.variants:
-        words += ["--label-map", label_map or _MAP]
+    words += ["--label-map", label_map] if label_map else []
     refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label"}
     words += ["--skip-bad-rows"] if refused or (found.label_type == "number" and found.unclear) else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
@@ -147,10 +123,4 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
             f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count "
             f"as one in intervals; leave it out if such rows are independent{several}."
         )
-    draft = [f"  {_draft(found)}   # then correct {_MAP}"] if found.variants and label_map is None else []
-    return [
-        *lines,
-        "Next:",
-        *draft,
-        *(f"  attendrop {command} {shlex.join(words)}" for command in ("compare", "train")),
-    ]
+    return [*lines, "Next:", *(f"  attendrop {command} {shlex.join(words)}" for command in ("compare", "train"))]

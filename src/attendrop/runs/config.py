@@ -256,7 +256,7 @@ class RunConfig:
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
     )
-    """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks is kept; one with an
+    """``attendrop inspect`` lists variants. A label that the file lacks is kept; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
     label_names: str | None = option(
         AUTO, "columns", "Names of classes as training rows: auto, none, or a file with columns label and text.", PATH
@@ -497,9 +497,11 @@ class RunConfig:
         if not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
         if self.label_type in GUESSED:
-            from attendrop.tasks.inspection import candidate_columns
+            from attendrop.tasks.inspection import inspect_files
 
-            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column, self.label_type)
+            named = {name: getattr(self, name) for name in ("text_columns", "label_column", "label_type")}
+            found = inspect_files(file, **named)
+            texts, labels, hint = found.text_candidates, found.label_candidates, found.label_hint
             self._set(text_columns=texts[0] if len(texts) == 1 else ())
             self._set(label_column=labels[0] if len(labels) == 1 else None)
             labelled = labelled or self.label_column is not None

@@ -11,14 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.support.files import check_output, write_text
 from attendrop.tasks.class_names import in_words, telling_names, why_no_names, why_no_rows
 from attendrop.tasks.table import (
     ENCODINGS,
@@ -51,7 +49,7 @@ from attendrop.tasks.table import (
     written,
     yes_or_no,
 )
-from attendrop.wording import MOST_NAMES, counted, counts_of, csv_table, names_of
+from attendrop.wording import MOST_NAMES, counted, counts_of, names_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
 MEANING = "meaning"
@@ -74,8 +72,6 @@ _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body")
 _LONG_TEXT = 3  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
-# How much rarer a misspelling is than the label that it stands for, and how alike they are; of so many labels.
-_TIMES_RARER, _ALIKE, _MOST_LABELS = 4, 0.83, 300
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
@@ -202,26 +198,6 @@ def _text_columns(columns: Mapping[str, Column], label_column: str | None) -> li
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
-def candidate_columns(
-    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None, label_type: str = "auto"
-) -> tuple[list[tuple[str, ...]], list[str], str]:
-    """Return what may be the text columns of a file, and its label column: those given, or all that look like it.
-
-    The last part of the result is a hint where several may hold the labels, a sentence with a space before it.
-
-    Raises:
-        AttendropError: The file cannot be read, or :func:`check_form` refuses its labels.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reader of the run warns
-        table = read_table(file, BadRows(skip=True))
-    columns = {name: describe(table, name) for name in table.columns}
-    labels = [label_column] if label_column is not None else _label_columns(columns, text_columns)
-    texts = [tuple(text_columns)] if text_columns else _text_columns(columns, next(iter(labels), None))
-    check_form(table, next(iter(texts), ()), labels[:1], label_type, guessed=label_column is None)
-    return texts, labels, f" The labels may be in {_choice_of(table, labels)}." if len(labels) > 1 else ""
-
-
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
     """Name columns that may hold the labels, or may do so together with the first."""
     others, together = names_of(names, " or "), [*([first] if first else []), *names][::-1]
@@ -252,44 +228,15 @@ def read_label_map(path: str | Path) -> dict[str, str]:
     return meanings
 
 
-def write_label_map(
-    path: str | Path, counts: Mapping[str, int], inputs: Iterable[str | Path] = (), *, overwrite: bool = False
-) -> None:
-    """Write a draft of a label map, to be corrected: each label, its likely meaning, and its rows, of ``counts``.
-
-    Raises:
-        AttendropError: The file exists and may not be replaced, which ``inputs`` never are.
-    """
-    check_output(path, inputs, overwrite=overwrite)
-    meanings = {label: group[0] for group in label_variants(counts) for label in group}
-    rows = ((label, meanings.get(label, label), count) for label, count in counts.items())
-    write_text(Path(path), csv_table((LABEL, MEANING, "rows"), rows))
-
-
 def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
-    """Group labels that may be the same: they differ in case, spaces and punctuation, or by a misspelling.
-
-    A misspelling is much rarer than the label that it stands for; ``counts`` has the rows of each label. Groups have
-    two labels or more, the most frequent first.
-    """
-    groups: dict[str, list[str]] = {}  # by what spellings of the first label share
-    for label in sorted(counts, key=lambda each: -counts[each])[:_MOST_LABELS]:
+    """Group labels that may be the same: they differ in case, spaces and punctuation; the most frequent are first."""
+    groups: dict[str, list[str]] = {}  # by what spellings of a label share
+    for label in sorted(counts, key=lambda each: -counts[each]):
         # Without letters that have no shape, such as a soft hyphen.
         own = "".join(c for c in plain(label).replace("_", " ") if unicodedata.category(c) not in ("Zs", "Cf"))
-        has_digits = any(letter.isdigit() for letter in own)
-        if not has_digits:  # signs of -1, C++ or <=50K, and points of numbers, stay
+        if not any(letter.isdigit() for letter in own):  # signs of -1, C++ or <=50K, and points of numbers, stay
             own = re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", own.strip(".,;:'’\"()"))
-        if own in groups and own:
-            groups[own].append(label)
-            continue
-        # No misspelling: other digits, and what goes on, such as "not entailment".
-        frequent = [
-            main
-            for main, group in groups.items()
-            if _TIMES_RARER * counts[label] <= counts[group[0]] and own not in main and main not in own
-        ]
-        close = [] if has_digits else get_close_matches(own, frequent, 1, _ALIKE)
-        groups.setdefault(close[0] if close else own or label, []).append(label)
+        groups.setdefault(own or label, []).append(label)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -418,7 +365,7 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings
     lists = any(listed(table.column(name)[0]) is not None for name in text_columns)
     if isinstance(first, dict) or len(text_columns) > 2 or lists:
         return "auto"
-    if listed(first) is not None or joined_labels(values):
+    if listed(first) is not None:
         return "labels"
     meant = set(map(written, as_meant(table, column, meanings, "auto").column(column)))
     forms = {number_form(text) for text in meant if not may_be_missing(text)}
@@ -586,13 +533,20 @@ class Inspection:
     columns: list[Column]
     text_columns: tuple[str, ...]  # that are read as texts
     label_column: str | None  # that is read as labels; None if none looks like it
-    other_label_columns: tuple[str, ...]  # that might as well be, where it was not given
+    text_candidates: list[tuple[str, ...]]  # the text columns, if given, or all that may be
+    label_candidates: list[str]  # the label column, likewise
     label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
     labels: dict[str, int]  # rows of each label, the most frequent first; none if there are no classes
-    written_as: str  # encoding, separator and quoting; empty for files that are no text
+    written_as: str  # encoding and separator; empty for files that are no text
     notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
     unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
     bad: BadRows  # that cannot be read
+
+    @property
+    def label_hint(self) -> str:
+        """Which columns may hold the labels, where several may; a sentence with a space before it."""
+        found = self.label_candidates
+        return f" The labels may be in {_choice_of(self.table, found)}." if len(found) > 1 else ""
 
     @cached_property
     def group_columns(self) -> list[str]:
@@ -660,9 +614,11 @@ class Inspection:
         if label_column is not None and missing:
             said["without_label"] = f"{counted(missing, 'row')} without a label."
         if groups := "; ".join(counts_of({label: self.labels[label] for label in group}) for group in self.variants):
-            said["variants"] = f"Labels that may be the same: {groups}."
-        if self.other_label_columns:
-            others = _choice_of(table, self.other_label_columns, str(label_column))
+            said["variants"] = f"Labels that may be the same: {groups}; --label-map merges them."
+        if self.label_type == "class" and (joined := joined_labels(self.labels)):
+            said["joined"] = f"The label {joined}."
+        if len(self.label_candidates) > 1:
+            others = _choice_of(table, self.label_candidates[1:], str(label_column))
             said["label_column"] = f"The labels may also be in {others}: name their column with --label-column."
         if self.unclear:
             said["label_type"] = self.unclear
@@ -724,11 +680,13 @@ def inspect_files(
     label_column = usual_label if label_column is None else label_column  # which may be ""
     texts = tuple(text_columns) or usual_texts
     columns = {name: describe(table, name) for name in table.columns}
-    candidates: list[str] = []
-    if label_column is None and (label_type in GUESSED or not texts):
-        candidates = _label_columns(columns, texts)
-        label_column = next(iter(candidates), None)
-    texts = texts or next(iter(_text_columns(columns, label_column)), ())
+    labels_of = [] if label_column is None else [label_column]
+    guessed = label_column is None and (label_type in GUESSED or not texts)
+    if guessed:
+        labels_of = _label_columns(columns, texts)
+        label_column = next(iter(labels_of), None)
+    texts_of = [texts] if texts else _text_columns(columns, label_column)
+    texts = next(iter(texts_of), ())
     for each in (table, *evaluated):
         for name in (*texts, *label_columns(each.columns, label_column)):
             each.column(name)
@@ -740,8 +698,7 @@ def inspect_files(
     written_as = _written_as(table)  # labels as they are meant may have separators that the file does not have
     meant = kind if kind == "labels" else label_type  # a run does not know the guess
     table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
-    known = [label_column] if label_column is not None else []
-    check_form(table, texts, known, label_type, guessed=bool(candidates) or not known)
+    check_form(table, texts, labels_of[:1], label_type, guessed=guessed)
     labels = _label_counts(table, label_column, kind)
     is_guess = label_column is not None and label_type == "auto" and kind in ("class", "number")
     unclear = ""
@@ -761,7 +718,8 @@ def inspect_files(
         columns=list(columns.values()),
         text_columns=texts,
         label_column=label_column,
-        other_label_columns=tuple(candidates[1:]),
+        text_candidates=texts_of,
+        label_candidates=labels_of,
         label_type=kind,
         labels=labels,
         written_as=written_as,
@@ -776,8 +734,7 @@ def check_files(
 ) -> Inspection | None:
     """Inspect the files of a run before loading PyTorch; refuse what the run would refuse later.
 
-    Other options are those of :func:`inspect_files`. Returns None for parallel files. Labels that may be
-    joined are classes to a run, which warns of them, unless their type is given.
+    Other options are those of :func:`inspect_files`. Returns None for parallel files.
 
     Raises:
         AttendropError: As :func:`inspect_files` says; or a text or a label is empty, all labels are the same class, or
@@ -793,9 +750,6 @@ def check_files(
         table.read([str(found.label_column)], read_class, found.bad)
     if found.unclear:
         raise AttendropError(found.unclear)
-    may_be_joined = found.label_type == "labels" and options.get("label_type", "auto") == "auto"
-    if may_be_joined and joined_labels(found.table.column(str(found.label_column))):
-        found = replace(found, label_type="class", labels=_label_counts(found.table, found.label_column, "class"))
     if plain and len(labels := set(found.written_labels) - {""}) == 1:
         what = "number" if found.label_type == "number" else "class"
         raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
@@ -806,10 +760,7 @@ def _written_as(table: Table) -> str:
     path, separator = table.path, table.delimiter
     if not path.is_file() or extension_of(path) in (".parquet", ".xlsx"):
         return ""
-    values: Iterable[str] = chain.from_iterable(map(table.column, table.columns if separator else ()))
-    quoted = any(separator in value or "\n" in value for value in values)
-    told = [ENCODINGS[encoding_of(path)], f"separated by {SEPARATORS[separator]}" if separator else ""]
-    return ", ".join(filter(None, [*told, "quoted" if quoted else ""]))
+    return ENCODINGS[encoding_of(path)] + (f", separated by {SEPARATORS[separator]}" if separator else "")
 
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
