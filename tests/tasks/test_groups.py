@@ -177,19 +177,6 @@ def test_near_duplicates_are_one_unit_and_other_rows_are_units_as_before() -> No
     assert (found["groups"], found["together"]) == (98, [[0, 98, 99]])
 
 
-def test_tags_are_in_blocks_of_neighbours_unless_groups_are_given() -> None:
-    tags = Task("files", "token-classification", ("tokens",), ("O", "B-A"), "entity_f1", "")
-    columns: dict[str, Any] = {"tokens": [["a", "b"]] * 200, "label": [[0, 1]] * 200}
-    outputs = np.empty(200, dtype=object)
-    outputs[:] = [np.eye(2)] * 200
-    references = np.empty(200, dtype=object)
-    references[:] = [np.array([0, 1])] * 200
-    neighbours = row_scores(tags, outputs, references, Dataset.from_dict(columns))
-    assert len(neighbours.by_unit) == 100 and "groups" not in neighbours.as_dict()
-    given = row_scores(tags, outputs, references, Dataset.from_dict(columns | {GROUP: customers(200, 20)}))
-    assert len(given.by_unit) == given.as_dict()["groups"] == len(set(customers(200, 20)))
-
-
 # From the file to the answer -----------------------------------------------------------------------------------------
 
 

@@ -70,16 +70,6 @@ def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
     return found
 
 
-def test_texts_that_many_rows_share_beside_longer_ones_do_not_make_them_one() -> None:
-    """One prompt for all; 50 aspects of products, each with other texts; all pairs of some sentences."""
-    texts = [f"the text of row {row}" for row in range(200)]
-    assert len(pairs(["Is this true?"] * 200, texts).by_unit) == 200
-    assert len(pairs([f"aspect {row % 50}" for row in range(200)], texts).by_unit) == 200
-    sentences = [f"sentence {number:02d}" for number in range(40)]
-    both = [(a, b) for a in sentences for b in sentences if a < b]
-    assert len(pairs([a for a, _ in both], [b for _, b in both]).by_unit) == 39
-
-
 def test_neighbours_in_running_text_are_one_block() -> None:
     """Errors that come in runs make the score less certain than independent ones."""
     outputs = row_array([WrittenText("", -float(row // 20 % 2), 1) for row in range(200)])

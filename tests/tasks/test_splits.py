@@ -211,9 +211,7 @@ def test_the_last_values_of_a_column_are_held_out(values: list[str], fraction: f
     ("values", "message"),
     [
         (["28/09/2024", "30/11/2023", ""], r"such as '28/09/2024', whose order is not clear; write them as"),
-        (["Dec 2023", "Apr 2024"], "such as 'Dec 2023', whose order is not clear"),
         (["May", "June"], "such as 'May', whose order is not clear"),
-        (["01.02.2026", "3.1.2026 10:00"], r"such as '01\.02\.2026', whose order is not clear"),
         (["1", "2", "soon"], "numbers such as '1', and 'soon', so that their order is not clear"),
         (["2024-01-02", "2024-01-03", "Monday"], "dates such as '2024-01-02', and 'Monday', so that their order"),
         (["x"], "single value, 'x'"),

@@ -420,9 +420,9 @@ logits = model(**inputs).logits"""
             )
         return outputs
 
-    @abstractmethod
     def decode(self, outputs: Array) -> list[Any]:
-        """Return the predicted labels."""
+        """Return the predicted labels; by default, where the logits of a row are largest."""
+        return [int(np.argmax(row)) for row in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return the columns of a file of predictions for each row, :attr:`answer_column` first."""

@@ -55,11 +55,6 @@ def predicted_classes(logits: Array) -> Array:
     return classes
 
 
-def predicted_labels(logits: Array) -> Array:
-    """Return which labels are predicted from logits ``(rows, labels)``."""
-    return logits > 0
-
-
 def _averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
     """Make averages of scores of scikit-learn, such as "f1_macro": each argument lists the averages of a score."""
     return {
@@ -164,9 +159,6 @@ class Classification(SequenceType):
 
         return known if self.unknown_names else collate
 
-    def decode(self, outputs: Array) -> list[int]:
-        return list(map(int, predicted_classes(outputs)))
-
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
         rows = []
@@ -211,9 +203,13 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     has_probabilities = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         **_averages(
-            predicted_labels, f1="micro macro weighted samples", precision="micro", recall="micro", jaccard="samples"
+            lambda logits: logits > 0,
+            f1="micro macro weighted samples",
+            precision="micro",
+            recall="micro",
+            jaccard="samples",
         ),
-        "accuracy": Metric(right=lambda labels, logits: (predicted_labels(logits) == labels).all(axis=1)),
+        "accuracy": Metric(right=lambda labels, logits: ((logits > 0) == labels).all(axis=1)),
         "average_precision": _ranking(skm.average_precision_score),
         "roc_auc": _ranking(skm.roc_auc_score),
     }
@@ -246,7 +242,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return super().references(encoded).astype(int).reshape(-1, len(self.label_names))
 
     def decode(self, outputs: Array) -> list[list[int]]:
-        return list(predicted_labels(outputs).astype(int).tolist())
+        return list((outputs > 0).astype(int).tolist())
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""
@@ -487,9 +483,6 @@ answer = choices[logits.argmax()]"""
         if "input_ids" not in encoded:
             return row_array(list(raw))
         return row_array([logits[: len(row)] for logits, row in zip(raw, encoded["input_ids"][:], strict=True)])
-
-    def decode(self, outputs: Array) -> list[int]:
-        return [int(np.argmax(row)) for row in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and its ``probability``; on request ``probabilities``, a list of those of all choices."""
