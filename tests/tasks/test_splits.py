@@ -186,7 +186,7 @@ def test_classes_of_too_few_texts_are_kept_and_refused_where_they_are_most() -> 
     assert set(held["label"]) == {1} and kept["label"][:].count(0) == 3
     with pytest.raises(AttendropError, match="only 0 of 2 classes have so many"):
         hold_out_like(few.select(range(4)), TASK, 0.25, seed=0)
-    with pytest.raises(AttendropError, match="no words"):
+    with pytest.raises(AttendropError, match="texts that have words"):
         hold_out_like(
             Dataset.from_dict({"text": ["?" * (1 + n) for n in range(10)], "label": [0, 1] * 5}), TASK, 0.25, seed=0
         )

@@ -451,10 +451,8 @@ def check_form(
         return
     of_words = any(lists) or label_type == "tags"
     for name in columns or table.columns:
-        where, values = (
-            f"{table.path}, column {name!r}",
-            [v for v in _some(table, name) if v not in ([], "[]", {}, "{}")],
-        )
+        where = f"{table.path}, column {name!r}"
+        values = [value for value in _some(table, name) if value not in ([], "[]", {}, "{}")]
         tags = {tag for value in values for tag in map(written, listed(value) or written(value).split())}
         if of_words and columns and (unread := other_scheme(tags)):
             raise AttendropError(
@@ -657,19 +655,10 @@ def inspect_files(
     label_map: str | Path | None = None,
     bad: BadRows | None = None,
 ) -> Inspection:
-    """Inspect files of data.
+    """Inspect files of data; columns and types that are not given are guessed, and bad rows by default skipped.
 
-    Args:
-        train_file: The file.
-        eval_file: Evaluation data, with the same columns.
-        text_columns: Columns of the texts; guessed by default, like the next two.
-        label_column: Column of the labels.
-        label_type: Type of the labels.
-        label_map: See :func:`read_label_map`.
-        bad: Handling of rows that cannot be read; by default, they are skipped.
-
-    Raises:
-        AttendropError: A file cannot be read, or lacks a column.
+    Arguments and errors are those of :func:`attendrop.tasks.custom_files.load_files`; what it refuses in labels is in
+    ``unclear`` of the result.
     """
     bad = bad or BadRows(skip=True)
     with warnings.catch_warnings(record=True) as caught:

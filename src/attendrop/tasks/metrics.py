@@ -28,7 +28,7 @@ PREDICTIONS = "dev_predictions.parquet"
 BLOCKS = 100
 # A column with fewer different texts than this, such as one prompt for all rows, does not say which belong together.
 _LEAST_GROUPS = 5
-# Names of metrics in the field, and those of scikit-learn's scorers. Some heads have further ones.
+# Names of metrics in the field, and those of scikit-learn's scorers. Some kinds of tasks have further ones.
 ALIASES = {
     **{f"{average}_f1": f"f1_{average}" for average in ("macro", "micro", "weighted")},
     **dict.fromkeys(("mcc", "matthews", "matthews_corrcoef"), "matthews_correlation"),

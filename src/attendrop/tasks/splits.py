@@ -319,7 +319,10 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
             f"ood holds out whole groups of similar rows, which needs {groups} different texts or more in most "
             f"classes, but {of} so many; omit it, or name a column to hold out by with ood-column."
         )
-    vectors = _tfidf(texts)
+    try:
+        vectors = text_vectorizer().fit_transform(texts)
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        raise AttendropError("ood needs texts that have words, to compare them by; omit it.") from None
     directions = min(_DIRECTIONS, vectors.shape[0] - 1, vectors.shape[1] - 1)
     if directions > 1:
         vectors = normalize(TruncatedSVD(directions, random_state=0).fit_transform(vectors))
@@ -349,7 +352,8 @@ def _farthest_group(
         if not 0 < size <= len(rows) / 2:
             continue
         fits = size >= math.ceil(fraction * len(rows) / 2)
-        looked_at = own[inside][_sampled(size, seed)]
+        sample = sorted(random.Random(seed).sample(range(size), min(size, _SAMPLE)))
+        looked_at = own[inside][sample]
         distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(looked_at)
         apart = float(distances.mean())
         found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
@@ -449,24 +453,15 @@ class Likeness:
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure the similarity of the rows of a class by :func:`likeness`; None without classes."""
+    """Measure the similarity of the rows of a class, in a sample of 2,000; None without words or classes of several."""
     if len(task.type.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
-    return likeness(_joined(task.type.texts(rows)), task.type.strata_of(rows))
-
-
-def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
-    """Measure the similarity of texts of the same class; None without words or classes of several rows.
-
-    Of more than 2,000 texts, a sample is looked at: the first ones may all be of the same class.
-    """
-    rows = _sampled(len(texts), 0)
     try:
-        vectors = _tfidf([texts[row] for row in rows])
-    except AttendropError:
+        vectors = text_vectorizer().fit_transform(_joined(task.type.texts(rows)))
+    except ValueError:  # of scikit-learn: an empty vocabulary
         return None
-    labels = np.unique([names[row] for row in rows], return_inverse=True)[1]
+    labels = np.asarray(task.type.strata_of(rows))
     cosines = (vectors @ vectors.T).toarray()
     same, other = labels[:, None] == labels[None, :], labels[:, None] != labels[None, :]
     np.fill_diagonal(same, False)
@@ -489,16 +484,5 @@ def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int,
     return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
 
 
-def _tfidf(texts: Sequence[str]) -> Any:
-    try:
-        return text_vectorizer().fit_transform(texts)
-    except ValueError:  # of scikit-learn: an empty vocabulary
-        raise AttendropError("the texts have no words to compare them by.") from None
-
-
 def _joined(rows: Iterable[Sequence[Any]]) -> list[str]:
     return ["\n".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in parts) for parts in rows]
-
-
-def _sampled(rows: int, seed: int) -> list[int]:
-    return sorted(random.Random(seed).sample(range(rows), min(rows, _SAMPLE)))
