@@ -24,7 +24,6 @@ from attendrop.tasks.table import (
     TARGET,
     WORDS,
     BadValue,
-    Sentence,
     read_once,
     read_sentences,
     read_table,
@@ -489,26 +488,22 @@ _CHOICE_TASKS = (
 _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 
-def _conll_rows(path: Path) -> Iterator[Row]:
-    with text_lines(path) as lines:
-        yield from (_tagged(path, sentence) for sentence in read_sentences(lines))
+def _tagged_rows(
+    paths: Sequence[Path], split: str, parts: Mapping[str, tuple[int, int]] | None = None
+) -> Iterator[Row]:
+    """Read words, and their tags, from the first and the last column.
 
-
-def _tagged(path: Path, sentence: Sentence) -> Row:
-    """Read the words, and their tags, from the first and the last column."""
-    words = ([word[0] for word in sentence.words],)
-    return Row(path, f"line {sentence.line}", words, [word[-1] for word in sentence.words])
-
-
-def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
-    """Read the sentences of a split: those of its files of the Wall Street Journal, which comments name."""
-    first, last = _PTB_SPLITS[split]
-    with text_lines(paths[0]) as lines:
-        for sentence in read_sentences(lines):
-            name = next((text.partition("=")[2].strip() for text in sentence.comments if text.startswith("file")), "")
-            number = name.removeprefix("wsj_")
-            if number.isdecimal() and first <= int(number) <= last:
-                yield _tagged(paths[0], sentence)
+    ``parts``: of a split, only sentences of some files of the Wall Street Journal, which comments name.
+    """
+    for path in paths:
+        with text_lines(path) as lines:
+            for line, words, comments in read_sentences(lines):
+                if parts is not None:
+                    name = next((each.partition("=")[2].strip() for each in comments if each.startswith("file")), "")
+                    number, (first, last) = name.removeprefix("wsj_"), parts[split]
+                    if not number.isdecimal() or not first <= int(number) <= last:
+                        continue
+                yield Row(path, f"line {line}", ([word[0] for word in words],), [word[-1] for word in words])
 
 
 def _ud_rows(path: Path) -> Iterator[Row]:
@@ -548,14 +543,15 @@ _TAG_TASKS = (
             "dev": (("eng.testa", "valid.txt", "dev.txt"),),
             "test": (("eng.testb", "test.txt"),),
         },
-        _files(_conll_rows), (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags"), revision=_CONVERTED,
+        _tagged_rows, (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags"), revision=_CONVERTED,
     ),
     Source(
         Task(
             "ptb-pos", "token-classification", (WORDS,), _PTB_TAGS, "accuracy",
             "parts of speech, sample of the Penn Treebank", ("f1_macro",),
         ),
-        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)), _ptb_rows,
+        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)),
+        partial(_tagged_rows, parts=_PTB_SPLITS),
     ),
     Source(
         Task(

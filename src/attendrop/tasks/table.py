@@ -24,7 +24,7 @@ from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, check_known
 from attendrop.support.files import finite, write_bytes
@@ -74,6 +74,8 @@ _CONLLU_WIDTH = 10
 _COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
 # Number in the file, line and values of a row.
 _Row = tuple[int, int, list[Any]]
+# A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it.
+Sentence = tuple[int, list[list[str]], list[str]]
 
 
 def files_of(name: str | Path) -> tuple[Path, ...]:
@@ -846,14 +848,6 @@ def _read_lines(files: Sequence[Path], columns: Sequence[str], size: int | None)
         yield from _tables(Path(", ".join(map(str, files))), columns, rows(), size)
 
 
-class Sentence(NamedTuple):
-    """A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it."""
-
-    line: int
-    words: list[list[str]]
-    comments: list[str]
-
-
 def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
     """Yield the sentences of a column file, given its lines.
 
@@ -865,7 +859,7 @@ def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) ->
         line = line.rstrip("\r\n")
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words:
-                yield Sentence(first, words, comments)
+                yield first, words, comments
             if words or not line.strip():
                 words, comments = [], []
         elif not words and comment.match(line):
@@ -880,7 +874,7 @@ def _read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         sentences = read_sentences(lines)
         if (begin := next(sentences, None)) is None:
             return
-        width = len(begin.words[0])
+        width = len(begin[1][0])
         others = [f"column_{number}" for number in range(2, width)]
 
         def rows() -> Iterator[_Row]:

@@ -225,10 +225,10 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
         # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
         # A score over all types that is undefined is 0.
-        scores: dict[str, Callable[..., float]] = {
-            "entity_precision": lambda found, gold, predicted: found / predicted if predicted else 0.0,
-            "entity_recall": lambda found, gold, predicted: found / gold if gold else 0.0,
-            "entity_f1": lambda found, gold, predicted: 2 * found / (gold + predicted) if found else 0.0,
+        scores: dict[str, Callable[[Array], float]] = {
+            "entity_precision": lambda sums: float(sums[0] / sums[2]) if sums[2] else 0.0,
+            "entity_recall": lambda sums: float(sums[0] / sums[1]) if sums[1] else 0.0,
+            "entity_f1": lambda sums: float(2 * sums[0] / (sums[1] + sums[2])) if sums[0] else 0.0,
         }
         named = scores.items() if self._entity_types else ()
         right_words = (
@@ -238,7 +238,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return {
             "accuracy": Metric(of_sums=right_words),
             "f1_macro": Metric(f1_macro),
-            **{n: Metric(of_sums=(counts, lambda sums, of=score: of(*sums.tolist()))) for n, score in named},
+            **{name: Metric(of_sums=(counts, score)) for name, score in named},
         }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
