@@ -177,6 +177,8 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
 )
 def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, reading: list[int] | None) -> None:
     assert label_mapping(get_task(task), get_task(trained_on).type) == reading
+    turned = replace(get_task("mnli").type, label_names=("contradiction", "entailment", "neutral"))
+    assert label_mapping(get_task("mnli"), turned) == [2, 0, 1]
 
 
 @pytest.mark.parametrize(("task", "trained_on"), [("pawsx", "mnli"), ("hans", "stsb")])

@@ -39,7 +39,9 @@ EXPECTED = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
 def test_names_have_separators_in_text(tmp_path: Path) -> None:
-    found = load(write_csv(tmp_path / "a.csv", ["sport|art", "music", "", "art, music, sport"]), label_type="labels")
+    found = load(
+        write_csv(tmp_path / "a.csv", ["['sport', 'art']", "music", "", "art|music, sport"]), label_type="labels"
+    )
     assert found.task.label_names == HEAD.label_names
     assert found.splits["train"]["label"][:] == EXPECTED
 
