@@ -24,7 +24,7 @@ from attendrop.studies.statistics import (
     mean_interval,
     paired_difference,
 )
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results" / "does_it_help"
 STUDIES = ("5_messages", "5_alike", "5_other_tasks")

@@ -25,7 +25,7 @@ from attendrop.studies.statistics import paired_difference
 from attendrop.support.files import resolve_model
 from attendrop.tasks.class_names import in_words
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 from attendrop.tasks.splits import few_shot
 from attendrop.tasks.types.linear_models import fit_logistic_regression
 

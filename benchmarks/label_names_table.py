@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attendrop.studies.statistics import paired_difference
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results" / "does_it_help" / "6_label_names"
 DATA, SHOTS = ("banking77", "hwu64"), (1, 3, 5, 10)

@@ -91,7 +91,7 @@ def _of_rows(cell: Cell, generator: np.random.Generator, truth: float) -> tuple[
 
 
 def _of_groups(cell: Cell, generator: np.random.Generator, truth: float) -> tuple[float, float, float, float]:
-    """Judge methods by groups and seeds, as ``attendrop.tasks.row_scores`` has them, and by rows and seeds."""
+    """Judge methods by groups and seeds, as ``attendrop.tasks.metrics`` has them, and by rows and seeds."""
     right, numbers = _grouped(cell, generator)
     units = pseudo_values(lambda sums: sums[..., 0] / sums[..., 1], [right, np.ones_like(right)], numbers)
     tested = []
@@ -217,7 +217,7 @@ def _pearson(cell: Cell, generator: np.random.Generator) -> Array:
 
 
 def pseudo_values(score: Callable[[Array], Array], parts: list[Array], blocks: Array) -> Array:
-    """Compute the pseudo-values of blocks, as ``attendrop.tasks.row_scores`` does, of a score of sums over rows."""
+    """Compute the pseudo-values of blocks, as ``attendrop.tasks.metrics`` does, of a score of sums over rows."""
     number = int(blocks.max()) + 1
     order = np.argsort(blocks, kind="stable")
     starts = np.searchsorted(blocks[order], np.arange(number))

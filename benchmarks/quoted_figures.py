@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from attendrop.cli.demo import BOOKINGS, WISHES, generate_messages
 from attendrop.studies.statistics import ALPHA, Estimate, mean_interval, paired_difference
 from attendrop.support.files import resolve_model
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results"
 _README, _HELP, _LOG = "README.md", "docs/does-it-help.md", "docs/experiments.md"

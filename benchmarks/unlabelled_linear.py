@@ -24,7 +24,7 @@ from label_names_linear import RESULTS, Encoder
 from attendrop.cli.demo import generate_messages
 from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.class_names import in_words
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 from attendrop.tasks.types.linear_models import fit_logistic_regression, self_trained
 
 FILE = RESULTS.parent / "7_unlabelled" / "linear.jsonl"

@@ -14,7 +14,7 @@ from helpers.command_line import Captured, assert_refused
 
 from attendrop import AttendropError
 from attendrop.cli import main
-from attendrop.tasks.row_scores import PREDICTIONS
+from attendrop.tasks.metrics import PREDICTIONS
 
 
 def command(folder: Path, *options: str) -> list[str]:

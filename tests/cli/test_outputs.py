@@ -92,7 +92,6 @@ COMMANDS = [
     "train --train-file train.csv --output-dir locked/new",
     "compare train.csv --output-dir locked/new",
     "study study.yaml --output-dir locked/new",
-    "inspect texts.csv --write-label-map locked/map.csv",
 ]
 
 

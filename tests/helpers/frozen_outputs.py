@@ -37,7 +37,7 @@ COMMANDS = {
     "methods-ad-drop": "methods ad-drop",
     "tasks": "tasks",
     "doctor": "doctor model",
-    "inspect": "inspect train.csv --eval-file dev.csv --model model",
+    "inspect": "inspect train.csv --eval-file dev.csv",
     "train-finetune": f"{TRAIN} --method finetune --seed 1 --output-dir runs/plain",
     "train-ad-drop": f"{TRAIN} --method ad-drop --set p=0.3 --seed 1,2 --output-dir runs/dropped",
     "train-again": f"{TRAIN} --method finetune --seed 1 --output-dir runs/plain --resume",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from attendrop.tasks.base import Source
-from attendrop.tasks.registry import GLUE, submitted
+from attendrop.tasks.registry import GLUE, Source, submitted
 from helpers.tiny import sentence
 
 TRAIN_ROWS, OTHER_ROWS = 60, 12

@@ -41,7 +41,7 @@ def report_of(
 
 
 def as_dataset(task: Task, rows: list[tuple[str, Any]]) -> Dataset:
-    labels = task.type.read_labels([label for _, label in rows])
+    labels = [task.type.read_label(label) for _, label in rows]
     return Dataset.from_dict({"text": [text for text, _ in rows], "label": labels})
 
 

@@ -30,7 +30,7 @@ from attendrop.runs.train import train
 from attendrop.studies.compare import compare
 from attendrop.studies.run_specs import CHEAP
 from attendrop.support.files import finite
-from attendrop.tasks.row_scores import PREDICTIONS, RowScores
+from attendrop.tasks.metrics import PREDICTIONS, RowScores
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PAIRS = [(kind, family) for kind, example in EXAMPLES.items() for family in example.families]

@@ -20,7 +20,7 @@ from attendrop.runs.model_loading import default_pooling, load_for
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
-from attendrop.tasks.long_texts import of_documents
+from attendrop.tasks.tokenization import of_documents
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -170,7 +170,7 @@ def test_a_file_has_several_texts_of_a_class_whatever_its_name_and_rows(named: P
 
 
 BAD_FILES = [
-    ("label,text\nbad_dog,no\n", {}, "names.csv, line 2: the label 'bad_dog' is not one of the training rows; did"),
+    ("label,text\nbad_dog,no\n", {}, "names.csv, line 2: the label 'bad_dog' is not among those of training; did"),
     ("label,text\nred,\n", {}, "names.csv, line 2: the text is empty; correct it."),
     ("name,text\nred,no\n", {}, "names.csv has no column 'label'"),
     (FILE, {"text_columns": ("text", "other")}, "of rows of one text in files, and these have 2; omit it."),

@@ -15,7 +15,7 @@ import pytest
 from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.studies.answer import Answer, answer
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 from attendrop.wording import csv_of_records
 
 Run = dict[str, Any]

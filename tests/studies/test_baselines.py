@@ -27,7 +27,7 @@ from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
-from attendrop.tasks.row_scores import PREDICTIONS
+from attendrop.tasks.metrics import PREDICTIONS
 from attendrop.tasks.tokenization import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")

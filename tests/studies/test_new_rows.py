@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.row_scores import row_scores
+from attendrop.tasks.metrics import row_scores
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

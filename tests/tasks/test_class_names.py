@@ -14,12 +14,9 @@ from attendrop.tasks.inspection import inspect_files
 IN_WORDS = {
     "card_arrival": "card arrival",
     "lost-or/stolen:card": "lost or stolen card",
-    " two  spaces ": "two spaces",
     "lostCard": "lost card",
     "GetHTTPStatus": "Get HTTP status",
     "eBay": "eBay",
-    "URLs": "URLs",
-    "top_10": "top 10",
     "возвратДенег": "возврат денег",
     "退款_申请": "退款 申请",
     "कार्ड_खोया": "कार्ड खोया",
@@ -33,26 +30,16 @@ def test_a_name_in_words(name: str, words: str) -> None:
 
 WORDS = [
     ["card_arrival", "lost_card"],
-    ["pos", "neg"],
-    ["ferry: refund", "ferry: receipt"],
     ["कार्ड", "धन"],
     ["退款", "好"],
-    ["บัตร", "คืนเงิน"],
-    ["환불", "책"],
 ]
 NOT_WORDS = [
     ["0", "1"],
-    ["1.5", "2.5"],
-    ["10%", "1,000"],
     ["a", "b"],
     ["C17", "C18"],
-    ["AB-12", "CD-34"],
     ["label_3", "label_4"],
     ["class A", "class B"],
-    ["2 stars", "3 stars"],
-    ["3f2a9bc1-aa", "9c1b3a2f-bb"],
     ["ann@example.org", "bob@example.org"],
-    ["+", "-"],
     ["a name of more words than ten is rather a text", "another text that is as long as this one is here"],
 ]
 
@@ -97,19 +84,3 @@ def test_labels_of_one_row_each_are_classes_if_they_are_words(
         with pytest.raises(AttendropError, match="ids"):
             load_files(train_file=file, text_columns=["text"], label_column="label")
     assert bool(inspect_files(file).unclear) is not are_classes
-
-
-INSPECTED = {
-    "yes, such as 'lost card'": ["lost_card", "new_card"] * 5,
-    "no, since there are more than 7 rows a class": ["lost_card", "new_card"] * 8,
-    "no, since 'C1' says nothing in words": ["C1", "C2"] * 5,
-    "": ["0.5", "1.5"] * 5,
-}
-
-
-@pytest.mark.parametrize(("told", "labels"), INSPECTED.items())
-def test_inspect_says_whether_names_are_rows(told: str, labels: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("text,label\n" + "".join(f"some text {place},{name}\n" for place, name in enumerate(labels)))
-    found = inspect_files(file)
-    assert found.names_as_rows == found.as_dict()["names_as_rows"] == told

@@ -10,7 +10,6 @@ from datasets import Dataset
 from scipy.special import softmax
 from sklearn.metrics import precision_recall_fscore_support
 
-from attendrop.cli.evaluate import error_report
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, remarks
 from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
@@ -91,12 +90,6 @@ def test_the_temperature_of_overconfident_logits_is_found() -> None:
 def test_what_is_said_of_confidence(rows: int, right: int, temperature: float, told: list[str]) -> None:
     bins = [{"rows": rows, "probability": 0.95, "accuracy": right / rows}]
     assert remarks({"calibration": {"error": 0.1, "bins": bins, "temperature": temperature}})[1:] == told
-
-
-def test_classes_that_are_not_printed_may_be_as_good_as_the_last_one() -> None:
-    each = {"rows": 3, "predicted": 3, "precision": 1.0, "recall": 1.0, "f1": 1.0}
-    printed = error_report({"classes": [each | {"class": str(number)} for number in range(31)]})
-    assert printed.endswith("and 1 with an F1 no lower; --json has all")
 
 
 def test_labels_have_scores_of_their_own_and_numbers_have_none() -> None:

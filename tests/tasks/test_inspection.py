@@ -1,14 +1,29 @@
-"""What inspection counts, beside what `tests/cli/test_inspect.py` shows of a whole report."""
+"""What inspection finds in files and labels, beside `tests/cli/test_inspect.py`; label maps; forms that are refused."""
+
+from __future__ import annotations
 
 import json
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from helpers.command_line import Captured, assert_refused
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.inspection import check_files, inspect_files
+from attendrop.runs.config import RunConfig
+from attendrop.studies.study import read_study
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.inspection import (
+    check_files,
+    inspect_files,
+    label_variants,
+    other_scheme,
+    read_label_map,
+)
+from attendrop.tasks.table import BadRows
+
+GIVEN: dict[str, Any] = {"text_columns": ["text"], "label_column": "label"}
 
 
 def test_rows_of_evaluation_that_are_in_training_are_counted_once_each(tmp_path: Path) -> None:
@@ -24,32 +39,9 @@ def test_labels_and_doubts_are_as_a_run_reads_them(tmp_path: Path) -> None:
     found = inspect_files(file)
     assert found.labels == {"1": 3, "2": 3} and set(found.doubts()) == {"without_text", "duplicates"}
     assert found.doubts()["duplicates"].startswith("1 row ")
-
-
-def test_choices_may_be_fewer_than_their_columns(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("question,a,b,c,label\nwho is it,x,y,z,A\nwhat is it,x,y,,B\n")
+    file.write_text("question,a,b,c,label\nwho is it,x,y,z,A\nwhat is it,x,y,,B\n")  # choices may be fewer
     found = inspect_files(file, text_columns=["question", "a", "b", "c"], label_column="label", label_type="choice")
     assert "without_text" not in found.doubts()
-
-
-def test_tokens_of_many_rows_are_counted_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tokens of 200,000 rows would take gigabytes."""
-    file, sizes = tmp_path / "a.csv", list[int]()
-    file.write_text("text,label\n" + "a cat sees it,yes\nno dog does so,no\n" * 2500)
-
-    class Counting:
-        no_truncation = no_padding = staticmethod(lambda: None)
-
-        @staticmethod
-        def encode_batch_fast(texts: list[str]) -> list[SimpleNamespace]:
-            sizes.append(len(texts))
-            return [SimpleNamespace(ids=text.split()) for text in texts]
-
-    (tmp_path / "tokenizer.json").touch()
-    monkeypatch.setattr("tokenizers.Tokenizer", SimpleNamespace(from_file=lambda file: Counting))
-    unit, lengths = inspect_files(file).lengths(str(tmp_path))
-    assert unit == f"tokens of {tmp_path}, in 1667 of the rows" and lengths == [4] * 1667 and max(sizes) <= 500
 
 
 def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
@@ -87,14 +79,6 @@ def test_what_a_run_warns_of_in_labels_is_noted(tmp_path: Path) -> None:
     assert note.startswith(f"column 'label': the labels 'N/A' ({file}, line 4) are read as classes")
 
 
-def test_a_title_above_the_header_is_doubtful(tmp_path: Path) -> None:
-    rows = "Nr;Text;Team\n1;where is my parcel;A\n2;the bill is wrong;B\n3;no parcel yet;A\n"
-    (tmp_path / "a.csv").write_text(f"Export 2025;;\n{rows}")
-    assert inspect_files(tmp_path / "a.csv").doubts()["unnamed"].endswith("delete a title above it, or name them.")
-    (tmp_path / "a.csv").write_text(rows.replace("Nr", ""))  # as pandas writes an index
-    assert "unnamed" not in inspect_files(tmp_path / "a.csv").doubts()
-
-
 def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
     texts = ["a cat sees", {"en": "a dog"}, 12.5, float("nan"), float("nan"), None]
     lines = [json.dumps({"text": text, "label": "xy"[n % 2]}) for n, text in enumerate(texts)]
@@ -111,19 +95,276 @@ def test_two_columns_are_a_pair_and_more_are_not(tmp_path: Path, names: str, fou
     assert inspect_files(tmp_path / "a.csv", label_column="label").text_columns == found
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ("我想取消昨天的订单第{}号", "请问怎么查看账户余额{}"),
-        ("ฉันต้องการยกเลิกคำสั่งซื้อ{}", "ดูยอดเงินในบัญชีของฉัน{}"),
-    ],
-)
-def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path, texts: tuple[str, str]) -> None:
-    file = tmp_path / "a.csv"
+def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path) -> None:
+    texts, file = ("我想取消昨天的订单第{}号", "ดูยอดเงินในบัญชีของฉัน{}"), tmp_path / "a.csv"
     rows = [f"{row},{texts[row % 2].format(row)},{('国际新闻', '体育')[row % 2]}" for row in range(12)]
     file.write_text("\n".join(["number,message,kind", *rows]), encoding="utf-8")
     found = inspect_files(file)
     assert (found.text_columns, found.label_column) == (("message",), "kind")
-    assert [column.role for column in found.columns] == ["id", "text", "label"]
-    unit, lengths = found.lengths("./no/such/model")
-    assert unit == "words" and 4 <= min(lengths) <= max(lengths) <= 8
+    assert [column.role for column in found.columns] == ["id", "text", "label"] and 4 <= found.columns[1].words <= 8
+
+
+# Label maps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "groups"),
+    [
+        ({"Refund": 9, "refund": 3, "re-fund": 1, "billing": 5}, [["Refund", "refund", "re-fund"]]),
+        ({"hotel": 30, "motel": 28, "entailment": 90, "not_entailment": 9}, []),
+        ({"C": 9, "C++": 8, "C#": 7, "A+": 5, "A-": 5, "A": 4, "-1": 9, "1": 8, "1.1": 3, "11": 2}, []),
+        ({"<=50K": 9, ">50K": 3, "a.k.a.": 4, "aka": 2}, [["a.k.a.", "aka"]]),
+        ({"caf\u00e9": 9, "cafe\u0301": 3, "bar": 2}, [["caf\u00e9", "cafe\u0301"]]),
+        ({"refund": 9, "refund\u200b": 8, "re\u00adfund": 7}, [["refund", "refund\u200b", "re\u00adfund"]]),
+    ],
+)
+def test_variants_of_labels_are_found(counts: dict[str, int], groups: list[list[str]]) -> None:
+    assert label_variants(counts) == groups
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("label,meaning\na,b\nc,b\na,c\n", "map.csv, line 4: 'a' means 'b' and 'c'; delete one of them"),
+        ("label\na\n", "has one column; give it two, label and meaning"),
+    ],
+)
+def test_a_map_that_says_no_one_thing_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "map.csv").write_text(content)
+    with pytest.raises(AttendropError, match=message):
+        read_label_map(tmp_path / "map.csv")
+
+
+@pytest.mark.parametrize(
+    ("label_type", "labels"), [("number", ["1", "2"]), ("labels", ["Refund|Billing", '"[""Billing""]"'])]
+)
+def test_a_map_that_matches_no_label_is_refused(tmp_path: Path, label_type: str, labels: list[str]) -> None:
+    """A map of other data, or of labels spelt otherwise, changed nothing, without a word."""
+    file, path = tmp_path / "a.csv", tmp_path / "map.csv"
+    file.write_text("text,label\n" + "".join(f"the cat sees,{label}\n" for label in labels * 2))
+    given = GIVEN | {"label_type": label_type, "label_map": path}
+    path.write_text("label,meaning\nrefund,money\nother,rest\n")
+    message = r"map\.csv has none of the labels of .*a\.csv, column 'label', such as .*; correct its column 'label'"
+    for read in (inspect_files, lambda file, **options: load_files(train_file=file, **options)):
+        with pytest.raises(AttendropError, match=message):
+            read(file, **given)
+    path.write_text("label,meaning\nBilling,money\n2,3\n")
+    load_files(train_file=file, **given)
+
+
+def load(folder: Path, labels: list[str], **options: Any) -> Any:
+    (folder / "map.csv").write_text("from;to\nrefnd;refund\nBilling;billing\n?;\n")
+    (folder / "a.csv").write_text("text,label\n" + "".join(f"text,{label}\n" for label in labels))
+    return load_files(train_file=folder / "a.csv", **GIVEN, label_map=folder / "map.csv", **options)
+
+
+def test_labels_are_merged_at_reading(tmp_path: Path) -> None:
+    data = load(tmp_path, ["refund", " refnd", "billing", "Billing"])
+    assert data.task.label_names == ("billing", "refund") and data.splits["train"]["label"] == [1, 1, 0, 0]
+    options = GIVEN | {"label_map": tmp_path / "map.csv"}
+    (chunk,) = stream_file(tmp_path / "a.csv", **options, task_type=data.task.type, size=9, bad=BadRows())
+    assert chunk.columns["label"] == [1, 1, 0, 0]
+    several = load(tmp_path, ["refnd|Billing", "billing", '"[""refnd""]"'], label_type="labels")
+    assert several.splits["train"]["label"] == [[1, 1], [1, 0], [0, 1]]
+
+
+def test_a_label_without_a_meaning_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match="line 4, column 'label': the label is empty"):
+        load(tmp_path, ["refund", "billing", "?"])
+    data = load(tmp_path, ["refund", "billing", "?"], skip_bad_rows=True)
+    assert len(data.splits["train"]) == 2 and [row.place for row in data.skipped] == ["line 4"]
+    with pytest.raises(AttendropError, match=r"line 2, column 'label': label 2 of .* is empty"):
+        load(tmp_path, ["refund|?", "billing", '"[""refund"", ""?""]"'], label_type="labels")
+    found = inspect_files(tmp_path / "a.csv", label_type="labels", label_map=tmp_path / "map.csv")
+    assert found.doubts()["empty_label"] == "2 rows with an empty label among others."
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "counts"),
+    [
+        (["1,0", "2"], ("1", "2"), {"1": 2, "2": 2}),
+        (["1,000", "2,000"], ("1", "2"), {"1": 2, "2": 2}),
+        (["0,5", "1,0"], (), {}),
+        (["0,5", "1,5"], ("high", "low"), {"low": 2, "high": 2}),  # with a map
+    ],
+)
+def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
+    tmp_path: Path, labels: list[str], names: tuple[str, ...], counts: dict[str, int]
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text;label\n" + "".join(f"the cat sees;{label}\n" for label in labels * 2))
+    (tmp_path / "map.csv").write_text('label,meaning\n"0,5",low\n"1,5",high\n')
+    options = GIVEN | ({"label_map": tmp_path / "map.csv"} if "low" in counts else {})
+    data = load_files(train_file=file, **options)
+    found = check_files(str(file), None, **options)
+    assert found is not None and (found.labels, found.label_type) == (counts, "class" if names else "number")
+    assert data.task.label_names == names
+    (chunk,) = stream_file(file, **options, task_type=data.task.type, size=9, bad=BadRows())
+    assert chunk.columns["label"] == data.splits["train"]["label"][:]
+
+
+# Forms that are refused -----------------------------------------------------------------------------------------------
+
+TEXTS = ["Anna moved to Porto in May.", "Bob stayed in Lyon today.", "nobody came to Graz then."]
+
+
+def write(folder: Path, labels: list[Any], name: str = "label", **more: Any) -> str:
+    """Rows of texts and labels, in CSV if the labels are texts, otherwise in JSON lines."""
+    rows = [{"text": f"{TEXTS[n % 3]} {n}"} | more | {name: labels[n % len(labels)]} for n in range(12)]
+    if all(isinstance(label, str) for label in labels):
+        cells = [[str(value).replace('"', '""') for value in row.values()] for row in rows]
+        lines = [",".join(rows[0]), *(",".join(f'"{cell}"' for cell in row) for row in cells)]
+    else:
+        lines = [json.dumps(row) for row in rows]
+    file = folder / ("a.csv" if lines[0].startswith("text") else "a.jsonl")
+    file.write_text("\n".join(lines) + "\n")
+    return str(file)
+
+
+def refusals(file: str, message: str, **options: Any) -> None:
+    """Check that inspection, and a run before or while it reads its rows, refuse a file with this message."""
+    run = {"model": "m", "output_dir": "r", "method": "finetune"}
+    checks = [lambda: inspect_files(file, **options), lambda: check_files(file, None, **options)]
+    if "text_columns" in options:
+        checks.append(lambda: load_files(train_file=file, **options))
+    else:
+        checks.append(lambda: RunConfig(train_file=file, **run, **options))
+    for check in checks:
+        with pytest.raises(AttendropError, match=message) as caught:
+            check()
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 700 + len(file)
+
+
+VECTORS, OBJECTS, TAGS = "vectors of numbers", "objects, spans of characters or answers in texts", "tags of words"
+# Each was a label with a name such as "[0, 4, 'PER']", or two labels, "0" and "1".
+FORMS: dict[str, tuple[str, list[Any]]] = {
+    "json": (VECTORS, ["[0, 1, 0]", "[1, 1, 0]"]),
+    "numpy floats": (VECTORS, ["[0. 1. 0.]", "[1. 1. 0.]"]),
+    "array": (VECTORS, ["array([0, 1, 0], dtype=int32)", "array([1, 1, 0])"]),
+    "semicolons": (VECTORS, ["0;1;0", "1;1;0"]),
+    "with gaps": (VECTORS, [[0, 1, 0], [1, 1, 0], None, [0, 0, 0], [0, 0, 1], [1, 0, 0]]),
+    "probabilities": (VECTORS, [[0.25, 0.75]]),
+    "spans": (OBJECTS, [[[0, 4, "PER"], [14, 19, "LOC"]], [[0, 3, "PER"]], []]),
+    "spans in objects": (OBJECTS, [[{"start": 0, "end": 4, "label": "PER"}], []]),
+    "by key": (OBJECTS, [{"entities": [[0, 4, "PER"]]}, {"entities": []}]),
+    "in a text": (OBJECTS, ["[(0, 4, 'PER')]", "[(0, 3, 'PER'), (14, 18, 'LOC')]"]),
+    "objects": (OBJECTS, ["{'bug': 1}"]),
+    "tags": (TAGS, ["O B-PER", "B-PER I-PER O"]),
+    "lists of tags": (TAGS, [["O", "B-PER"], ["O", "O"]]),
+}
+
+
+@pytest.mark.parametrize(("form", "labels"), FORMS.values(), ids=FORMS)
+def test_labels_that_are_no_names(form: str, labels: list[Any], tmp_path: Path) -> None:
+    message = f"column 'label': the labels are {form}, such as .*; write"
+    refusals(write(tmp_path, labels), message, **GIVEN)
+    if form != TAGS:
+        refusals(write(tmp_path, labels), message, **GIVEN, label_type="labels")
+        guessed = f"column 'entities': the labels are {form}, .* name it with --label-column[.]$"
+        refusals(write(tmp_path, labels, "entities"), guessed)
+
+
+@pytest.mark.parametrize("columns", ["subject,body,product", "body,tags"])
+def test_a_multiple_choice_is_never_guessed(columns: str, tmp_path: Path, capsys: Captured) -> None:
+    texts = {"subject": "a b", "body": "it crashes again", "product": "c d", "tags": ["new", "urgent"]}
+    rows = [{name: texts[name] for name in columns.split(",")} | {"label": "01"[n % 2]} for n in range(9)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    message = "may be a question with its choices, or parts of a text to classify; add --label-type choice"
+    refusals(str(file), message, text_columns=columns.split(","), label_column="label")
+    named = ["train", str(file), "--text-columns", columns, "--label-column", "label", "--output-dir", "r"]
+    assert_refused(named, Path("r"), message, capsys)
+
+
+@pytest.mark.parametrize("label_type", ["auto", "tags"])
+def test_a_word_in_each_row(label_type: str, tmp_path: Path) -> None:
+    """Each word was a sentence, of which tags that go on with an entity began one."""
+    words = [("Anna", "B-PER"), ("lives", "O"), ("here", "O"), (".", "O")]
+    lines = [f"{n // 4},{','.join(words[n % 4])}" for n in range(24)]
+    (tmp_path / "a.csv").write_text("\n".join(["sentence_id,word,tag", *lines]))
+    message = "has a word in each row, and its tag in 'tag'; write a sentence in each row"
+    refusals(str(tmp_path / "a.csv"), message, text_columns=["word"], label_column="tag", label_type=label_type)
+
+
+SCHEMES = {
+    "BILUO": ("O B-PER L-PER U-LOC", ["L-PER", "U-LOC"]),
+    "BILUO with words without a tag": ("O - U-LOC", ["U-LOC"]),
+    "_ outside": ("_ B-PER I-PER", ["_"]),
+    "IOB2 with _": ("O B_PER I_PER", ["B_PER", "I_PER"]),
+    "small letters": ("o b-per i-per", ["b-per", "i-per"]),
+    "suffixes": ("O PER-B PER-I LOC-B", ["LOC-B", "PER-B", "PER-I"]),
+    "IOB1": ("O I-PER B-PER", []),
+    "IOBES": ("O B-PER I-PER E-PER S-LOC", []),
+    "types without a prefix": ("O PER LOC", []),
+    "parts of speech": ("NNP VBZ -LRB- . , WP$", []),
+    "of Universal Dependencies": ("NOUN VERB _ ADP", []),
+}
+
+
+@pytest.mark.parametrize(("tags", "unread"), SCHEMES.values(), ids=SCHEMES)
+def test_tags_of_entities_in_other_schemes(tags: str, unread: list[str], tmp_path: Path) -> None:
+    """Each tag was a class that had nothing to do with the others."""
+    assert other_scheme(tags.split()) == unread
+    file, words = tmp_path / "a.conll", [f"word {tag}" for tag in tags.split()]
+    file.write_text("\n".join([*words, "", *words]))
+    given: dict[str, Any] = {"text_columns": ["tokens"], "label_column": "tags"}
+    if unread:
+        refusals(str(file), f"column 'tags': tags of entities such as '{unread[0]}'.* write IOB2", **given)
+    else:
+        check_files(str(file), None)
+        assert len(load_files(train_file=file, **given).splits["train"]) == 2
+
+
+def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:
+    """The decision was the label, and so was what had been rejected."""
+    file, bug = tmp_path / "a.jsonl", {"accept": ["bug"], "options": [{"id": "bug", "text": "bug"}]}
+
+    def write_rows(*decisions: str) -> None:
+        rows = [bug | {"text": f"{TEXTS[n % 3]} {n}", "answer": each} for n, each in enumerate(decisions * 3)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write_rows("accept", "accept", "reject", "ignore")
+    message = "is an export of annotations: 'answer' says which rows an annotator accepted"
+    refusals(str(file), message)
+    refusals(str(file), message, text_columns=["text"], label_column="accept")
+    assert inspect_files(file, label_column="answer").labels == {"accept": 6, "reject": 3, "ignore": 3}
+    write_rows("accept", "accept")
+    assert inspect_files(file, label_column="accept").labels == {"bug": 6}
+
+
+ORDINARY: dict[str, list[Any]] = {
+    "codes": ["0101", "1100"],
+    "several of 0 and 1": [[0], [1], [0, 1], []],
+    "joined names": ["art;sport", "art", "sport"],
+    "ranges": ["1-2 days", "3-5 days"],
+    "results": ["1:2", "0:1"],
+    "blood groups": ["O", "A", "B", "AB"],
+    "in brackets": ["(late)", "[new]"],
+    "numbers": ["0.5", "1.25"],
+    "deep": ["[" * 700 + "]" * 700 + "a", "b"],
+}
+
+
+@pytest.mark.parametrize("labels", ORDINARY.values(), ids=ORDINARY)
+def test_ordinary_labels_are_read(labels: list[Any], tmp_path: Path) -> None:
+    file = write(tmp_path, labels)
+    assert check_files(file, None) is not None
+    assert len(load_files(train_file=file, **GIVEN).splits["train"]) == 12
+
+
+def test_other_columns_and_classes_that_are_asked_for_are_left_alone(tmp_path: Path) -> None:
+    """A column of labels by its name, or by the user, is no guess."""
+    for name, options in (("label", {}), ("team", {"label_column": "team"})):
+        file = write(tmp_path, ["x", "y"], name, entities=[[0, 4, "PER"]], embedding=[0.5, 0.25], onehot=[0, 1])
+        found = check_files(file, None, text_columns=["text"], **options)
+        assert found is not None and found.labels == {"x": 6, "y": 6}
+    for labels in (["0;1;0", "1;1;0"], ["B-PER", "O"]):
+        file = write(tmp_path, labels)
+        assert inspect_files(file, label_type="class").labels == {label: 6 for label in labels}
+
+
+def test_a_study_refuses_them_before_its_first_run(tmp_path: Path) -> None:
+    file = write(tmp_path, [[0, 1], [1, 1]])
+    (tmp_path / "study.yaml").write_text(f"data: [{{train_file: {file}}}]\nmethods: [finetune]\nseeds: 1\n")
+    with pytest.raises(AttendropError, match="the labels are vectors of numbers"):
+        read_study(str(tmp_path / "study.yaml"), check_data=True)

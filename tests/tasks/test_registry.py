@@ -69,19 +69,6 @@ def test_official_format(name: str, write: Callable[[str, str], Path]) -> None:
     assert data.source == f"local folder {path.parent}"
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "text"),
-    [
-        ("cola", "CoLA/test.tsv", "index\tsentence\n0\tA\n1\tB\n"),
-        ("mnli", "MNLI/test_matched.tsv", "index\tgenre\tsentence1\tsentence2\n0\tg\tA\tC\n1\tg\tB\tD\n"),
-        ("rte", "RTE/test.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA\tC\tentailment\n1\tB\tD\tentailment\n"),
-    ],
-)
-def test_test_files_have_no_labels(name: str, file: str, text: str, write: Callable[[str, str], Path]) -> None:
-    test = load_task(name, data_dir=write(file, text).parents[2], splits=["test"]).splits["test"]
-    assert "label" not in test.column_names and test["text"] == ["A", "B"] and test["index"] == [0, 1]
-
-
 def test_lines_end_at_newlines_only_and_quotes_are_text(write: Callable[[str, str], Path]) -> None:
     texts = ['"An open quote', "one\u2028line\x85 \x0b \x1c of\rtext", 'a ""b"" c', "'"]
     path = write("CoLA/dev.tsv", "".join(f"src\t1\t\t{text}\r\n" for text in texts))
@@ -132,10 +119,9 @@ def test_bad_file(text: str, message: str, write: Callable[[str, str], Path]) ->
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("score", ["high", "5.1"])
-def test_bad_score(score: str, write: Callable[[str, str], Path]) -> None:
-    path = write("STS-B/train.tsv", ROWS["stsb"][1].replace("0.25", score))
-    with pytest.raises(AttendropError, match=f"line 3: the score '{score}' is not a number from 0 to 5"):
+def test_bad_score(write: Callable[[str, str], Path]) -> None:
+    path = write("STS-B/train.tsv", ROWS["stsb"][1].replace("0.25", "high"))
+    with pytest.raises(AttendropError, match="line 3: the label 'high' is not a finite number"):
         load_task("stsb", data_dir=path.parents[2], splits=["train"])
 
 

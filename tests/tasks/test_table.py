@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import json
 import re
 import warnings
-from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -70,36 +67,12 @@ def test_encodings_are_found_and_a_guess_is_told(encoding: str) -> None:
     assert (table.columns, rows(table), table.delimiter) == (["text", "label"], ROWS, ";")
 
 
-@pytest.mark.filterwarnings("ignore:.*a guess")
-def test_the_mark_of_utf_8_does_not_make_windows_1252_utf_8() -> None:
-    name = write("a.csv", codecs.BOM_UTF8 + TEXT.encode("cp1252"))  # as some programs write for Excel
-    assert encoding_of(Path(name)) == "cp1252" and rows(read_table(name)) == ROWS
-    write("a.csv", TEXT.encode("utf-8-sig") + "“broken”;ja".encode("cp1252"))
-    with pytest.raises(AttendropError, match=r"a\.csv, line 6: byte 0x93 is not UTF-8"):
-        read_table(name)
-    assert rows(read_table(write("b.csv", "text,label\none,café".encode("cp1252")))) == [("one", "café")]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("text", ["текст,метка\nпривет мир,да\n", "文本,标签\n我喜欢这部一流的电影并再看一次,好\n"])
-def test_utf_16_without_a_mark_is_found_in_other_scripts(text: str, encoding: str) -> None:
-    table = read_table(write("a.csv", text.encode(encoding)))
-    assert [tuple(table.columns), *rows(table)] == [tuple(line.split(",")) for line in text.splitlines()]
-
-
-@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.txt.gz", "a.conll.gz"])
-@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize(("name", "place"), [("a.csv.gz", 1), ("a.jsonl.gz", 2)])
 def test_a_line_beyond_all_memory_is_refused_when_it_is_met(name: str, place: int) -> None:
     first = b'{"text": "label"}\n' if "jsonl" in name else b"text\tlabel\n"
     write(name, gzip.compress(first * (place - 1) + b"a" * 2**23))
     with pytest.raises(AttendropError, match=f"line {place}: the line has more than 4,194,304 characters; divide it"):
         read_table(name)
-
-
-def test_a_field_beyond_all_memory_is_refused_when_it_is_met() -> None:
-    write("a.csv", 'text,label\n"' + "many words\n" * 400_000)
-    with pytest.raises(AttendropError, match=r"line 2: broken quoting [(]field larger than field limit"):
-        read_table("a.csv")
 
 
 @pytest.mark.parametrize(("encoding", "packed"), [("utf-8", False), ("utf-8-sig", True), ("utf-16", False)])
@@ -130,7 +103,6 @@ CONLLU = """# newdoc
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.txt", "a cat\n\nthe dog\n"),
         ("a.csv", "text,label\na,x\nb,y\n"),
         ("a.conll", "a\tO\ncat\tB\n\nthe\tO\n"),
         ("a.conllu", CONLLU),
@@ -145,23 +117,6 @@ def test_lines_may_end_in_carriage_returns(name: str, text: str) -> None:
     assert rows(read_table(write("b.txt", "a\rcat\ndog\n"))) == [("a\rcat",), ("dog",)]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_a_carriage_return_alone_is_of_the_text_and_told(name: str) -> None:
-    """It ended the row: its beginning was refused for a missing field, and its end was read as another row."""
-    lines = ["text,label", "call me\rback,a", "the\rlast\rone,b", '"quoted\rtext",a', "fine,\rb"]
-    lines = [line.replace(",", "\t") if name == "a.tsv" else line for line in lines]
-    with pytest.warns(UserWarning, match=r"return without a line feed is read as part of a text \(3 lines: 2, 3, 5\)"):
-        table = read_table(write(name, "\n".join(lines)))
-    assert rows(table) == [("call me\rback", "a"), ("the\rlast\rone", "b"), ("quoted\rtext", "a"), ("fine", "\rb")]
-    assert table.places == ["line 2", "line 3", "line 4", "line 5"]
-    with (
-        warnings.catch_warnings(),
-        pytest.raises(AttendropError, match="3 fields where the header has 2; a carriage return without a line feed"),
-    ):
-        warnings.simplefilter("ignore")
-        read_table(write("b.csv", "text,label\na,x\rb,y\n"))
-
-
 # Tables of fields -----------------------------------------------------------------------------------------------------
 
 
@@ -170,12 +125,10 @@ def test_a_carriage_return_alone_is_of_the_text_and_told(name: str) -> None:
     [
         (["text;label", "a;b"], ",", ";"),
         (["text, note|label|id", "x, y|z|w"], "\t", "|"),  # into the most columns
-        (["text|label|id", "a|b|c", "a, b|c|d"], ",", "|"),
         (["text,label", "a;b;c,d"], ",", ","),  # the header decides
         (["a;b;c,d", "a,b", "c,d"], ",", ","),  # and most rows agree
         (["id;Why, how, and what?;label", "1;so it is;x", "2;no;y"], ",", ";"),  # although commas make more columns
         (["Is it, in short, good?", "a", "b"], "\t", "\t"),
-        (["text;label"], ",", ";"),
         (["", ""], ",", ","),
         (['"text";"label"', '"a;b";"c', 'd"'], ",", ";"),
     ],
@@ -201,21 +154,6 @@ def test_columns_of_the_same_name_are_numbered_and_lines_of_separators_count() -
     assert table.columns == ["text", "note", "note.2", "", ".2", "note.2.2"]
     assert (table.places, table.frame.index.tolist()) == (["line 2", "line 5"], [0, 2])  # as pandas numbers them
     assert list(bad.left_out) == [1] and not bad.skipped
-
-
-def test_of_many_columns_those_that_are_read_are_not_all_named() -> None:
-    """Each column that was read named all of them, and each without a name tried the numbers of those before it."""
-    table, named = read_table(write("a.csv", "text" + "," * 9_999 + "\none" + "," * 9_999)), Counter[str]()
-
-    class Name(str):
-        def __repr__(self) -> str:
-            named[self] += 1
-            return super().__repr__()
-
-    table = replace(table, frame=table.frame.rename(columns=lambda name: Name(name) if isinstance(name, str) else name))
-    assert table.column("text") == ["one"] and not named
-    with pytest.raises(AttendropError, match=r"has no column 'x'; its columns are 'text', '', '\.2', "):
-        table.column("x")
 
 
 SWALLOWED = {
@@ -250,7 +188,7 @@ def test_rows_between_stray_quotes_are_warned_of(
         *("Dear team,\nit is late again.\nBest wishes,\nAnna", "see (a,b)\nor c", "it costs 3,50\nor so"),
     ],
 )
-@pytest.mark.parametrize("labels", [("good", "bad"), ("good", ""), ("1", "0")])
+@pytest.mark.parametrize("labels", [("good", "bad"), ("good", "")])
 def test_line_breaks_in_texts_are_not_warned_of(text: str, labels: tuple[str, str]) -> None:
     """A comma at the end of a line, or without a space after it, was taken for the end of a row."""
     before = [f"row {n},{labels[n % 2]}\n" for n in range(9)]
@@ -293,40 +231,18 @@ def test_a_workbook_is_read_as_its_csv_would_be() -> None:
     assert table.places == ["line 3", "line 5"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ("<fill>.*?</fill>", "<fill />", "is not a readable Excel workbook"),  # as some programs write it
-        ("<v>1</v>", "<v>1.2.3</v>", "is not a readable Excel workbook"),
-        ("</row>", "", "is not a readable Excel workbook"),
-        ("schemas.openxmlformats.org/officeDocument/2006", "purl.oclc.org/ooxml/officeDocument", "has no sheet"),
-        ("<sheetData>.*</sheetData>", "<sheetData />", "has no rows"),
-    ],
-)
 @pytest.mark.filterwarnings("ignore:.*of its sheets")
-def test_what_openpyxl_cannot_parse_is_refused(old: str, new: str, problem: str) -> None:
-    """Each was a traceback, or a workbook without rows."""
-    with pytest.raises(AttendropError, match=rf"a\.xlsx {problem}"):
-        read_table(rewrite(workbook("a.xlsx", ["text", "label"], ["one", 1]), old, new))
+def test_what_is_no_table_in_a_workbook_is_refused() -> None:
+    with pytest.raises(AttendropError, match=r"a\.xlsx is not a readable Excel workbook"):
+        read_table(rewrite(workbook("a.xlsx", ["text", "label"], ["one", 1]), "<v>1</v>", "<v>1.2.3</v>"))
     with pytest.raises(AttendropError, match=r"line 2: 3 fields where the header has 2; the first row with"):
         read_table(workbook("b.xlsx", ["text", "label"], ["one", "yes", "more"]))
-
-
-@pytest.mark.filterwarnings("error", "ignore:.*of its sheets")
-def test_a_workbook_is_read_whole_whatever_it_says_of_itself(folder: Path) -> None:
-    """Some programs write the size of a sheet wrong, hide sheets of lists, or hold what writing would lose."""
-    book = pytest.importorskip("openpyxl").load_workbook(
-        workbook("a.xlsx", ["text", "label"], ["one", "yes"], ["two", "no"])
-    )
-    hidden = book.create_sheet("lists", 0)
-    hidden.append(["x", "y"])
+    book = pytest.importorskip("openpyxl").load_workbook(workbook("c.xlsx", ["text"], ["one"]))
+    hidden = book.create_sheet("lists", 0)  # as spreadsheets keep the choices of a cell
+    hidden.append(["x"])
     hidden.sheet_state = "hidden"
-    book.save("a.xlsx")
-    rewrite("a.xlsx", r'<dimension ref="[^"]*"', '<dimension ref="A1"')
-    lists = '<extLst><ext uri="{CCE6A557-97BC-4b89-ADB6-D9C93CAAB3DF}" /></extLst></worksheet>'
-    assert rows(read_table(rewrite("a.xlsx", "</worksheet>", lists))) == [("one", "yes"), ("two", "no")]
-    with pytest.raises(AttendropError, match=r"a\.xlsx\.gz is packed; unpack it"):
-        read_table(write("a.xlsx.gz", gzip.compress(Path("a.xlsx").read_bytes())))
+    book.save("c.xlsx")
+    assert rows(read_table("c.xlsx")) == [("one",)]
 
 
 # Typed values ---------------------------------------------------------------------------------------------------------
@@ -343,11 +259,10 @@ def test_values_of_json_and_parquet_keep_their_types_but_for_dates() -> None:
     assert table.places == ["row 1", "row 2"]
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet", "txt"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_chunks_of_a_file_are_the_file(suffix: str) -> None:
     texts = [f"text {n}" for n in range(25)]
-    lines = {"csv": ["text", *texts], "jsonl": [json.dumps({"text": text}) for text in texts], "txt": texts}
-    lines["json"] = [json.dumps([{"text": text} for text in texts], indent=1)]
+    lines = {"csv": ["text", *texts], "jsonl": [json.dumps({"text": text}) for text in texts]}
     name = f"a.{suffix}"
     if suffix == "parquet":
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), name)
@@ -430,14 +345,14 @@ BAD_FILES = [
     ("a.jsonl", "[" * 99_999, "a.jsonl, line 1: not valid JSON"),
     ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
     ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: '\\ud800' is half of a surrogate pair"),
-    ("a.jsonl", '{"text": "a", "text": "b"}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),
     ("a.jsonl", '[\n {"text": "a"}\n]\n', "line 1: not valid JSON (Expecting value: line 2 column 1 (char 2)); name"),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
-    ("a.xml", "text", "unknown extension '.xml'; give a file with one of .csv, .tsv, .xlsx, .jsonl, .json, .parquet"),
-    ("a.ods", "text", "unknown extension '.ods'; save it as .xlsx"),
+    ("a.xml", "text", "unknown extension '.xml'; save it as one of .csv, .tsv, .xlsx, .jsonl, .json, .parquet"),
+    ("a.csv", "text,label\nx,y\ncall me\rback,a\n", "a.csv, line 3: a carriage return without a line feed; write a"),
+    ("a.csv", "text,label\na,b\n".encode("utf-16-le"), "a.csv, line 1: a NUL character, which no text has; delete it"),
+    ("a.xlsx.gz", "text", "A .xlsx file is neither read from standard input nor packed; give the name of one"),
     ("a.json", "[]", "a.json has no rows."),
     ("a.json", '[{"text": "a"}', "a.json is not a valid JSON array (Expecting"),
-    ("a.json", '[{"text": "a", "text": "b"}]', "a.json is not a valid JSON array (a key occurs twice)."),
     ("a.json", '[{"text": "a", "label": "x"}, 3]', "a.json, row 2: every row must be an object such as"),
     ("a.json", '{"text": "a"\n', "a.json, line 1: not valid JSON"),
     *(
@@ -452,17 +367,3 @@ def test_a_bad_file_is_refused_in_a_sentence(name: str, content: str | bytes, me
     with pytest.raises(AttendropError) as caught:
         read_table(write(name, content))
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("none.csv", r"there is no file none\.csv\."),
-        ("folder.csv", r"folder\.csv is not a file\."),
-        ("a,b,c", "are 3 parallel files; give two"),
-    ],
-)
-def test_what_is_no_file_is_refused(name: str, message: str) -> None:
-    Path("folder.csv").mkdir()
-    with pytest.raises(AttendropError, match=message):
-        read_table(name)

@@ -7,25 +7,18 @@ import sys
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from attendrop.cli.app import Json, Overwrite, app, path_argument, run_option, show
-from attendrop.errors import AttendropError, printable
-from attendrop.runs.config import names
+from attendrop.cli.app import Json, app, path_argument, run_option, show
+from attendrop.errors import printable
+from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.inspection import DATE, MOST_ROWS, TEXT, Inspection, check_files, inspect_files
-from attendrop.tasks.labels import write_label_map
-from attendrop.tasks.types.builtin import NUMBER, OF_OTHER_MODELS, ONE_CLASS, SEVERAL_CLASSES
-from attendrop.tasks.values import may_be_missing
+from attendrop.tasks.inspection import DATE, TEXT, Inspection, check_files, inspect_files
+from attendrop.tasks.table import count_words, may_be_missing
 from attendrop.wording import aligned, counted, names_of
 
 if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig
 
 _MOST_LABELS = 20
-_MAX_LENGTH = 128  # the default of runs
-_ALIKE_ROWS = range(50, 20_001)  # of which similarity says something: of many rows, a sample has few of each class
-_MAP = "map.csv"
 
 
 @app.command()
@@ -36,12 +29,6 @@ def inspect(
     label_column: Annotated[str | None, run_option("label_column")] = None,
     label_type: Annotated[str, run_option("label_type")] = "auto",
     label_map: Annotated[str | None, run_option("label_map")] = None,
-    model: Annotated[str, run_option("model", "Model whose tokens are counted, if it is on this machine.")] = "minilm",
-    write_map: Annotated[
-        str | None,
-        typer.Option("--write-label-map", metavar="FILE", help="Write a draft of a label map: label,meaning,rows."),
-    ] = None,
-    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Describe a file: format, contents, likely mistakes, and how to train on it."""
@@ -58,16 +45,20 @@ def inspect(
     for column in found.columns:
         words = f"{column.words:.1f}" if column.role == TEXT else ""
         rows.append([column.name or "''", column.role, str(column.distinct), str(column.missing), words])
-    doubtful = [f"- {line}" for line in (*found.notes, *doubts.values())]
-    parts = [[_head(found)], aligned(rows, "llr"), _labels(found), _lengths(found, model)]
-    parts.append(["To look at:", *doubtful] if doubtful else [])
-    if write_map is not None and not found.labels:
-        raise AttendropError(f"{file} has no labels to map: {_reading(found)}.")
-    if write_map is not None:
-        write_label_map(write_map, found.labels, filter(None, (file, eval_file, label_map)), overwrite=overwrite)
-        parts.append([f"Wrote {write_map}: correct its column meaning."])
-    parts.append(_next(found, doubts, label_map or write_map, typed=label_type != "auto"))
-    text = "\n\n".join("\n".join(lines) for lines in parts if lines)
+    parts = [[_head(found)], aligned(rows, "llr")]
+    counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
+    if counts:
+        shown = aligned([[f"  {label}", str(count)] for label, count in list(counts.items())[:_MOST_LABELS]], "lr")
+        more = [f"  and {len(counts) - len(shown)} more"] if len(counts) > len(shown) else []
+        as_rows = [f"Their names as training rows: {found.names_as_rows}."] if found.names_as_rows else []
+        parts.append([f"{what} {found.label_column!r}: {len(counts)}", *shown, *more, *as_rows])
+    if found.text_columns:
+        lengths = [count_words(" ".join(map(str, row))) for row in found.table.values(found.text_columns)]
+        parts.append([f"Length in words: {median(lengths):.0f} at the median, {max(lengths)} at most."])
+    if doubtful := [f"- {line}" for line in (*found.notes, *doubts.values())]:
+        parts.append(["To look at:", *doubtful])
+    parts.append(_next(found, doubts, label_map, typed=label_type != "auto"))
+    text = "\n\n".join("\n".join(lines) for lines in parts)
     show(found.as_dict() if as_json else None, text, as_json=as_json)
 
 
@@ -81,13 +72,11 @@ def announce_files(config: RunConfig, *, quiet: bool) -> None:
         return
     print(printable(f"{_head(found)}; {_reading(found)}."), file=sys.stderr)
     if found.variants:
-        print(printable(f"{found.doubts()['variants']} A map merges them: {_draft(found)}"), file=sys.stderr)
+        print(printable(found.doubts()["variants"]), file=sys.stderr)
 
 
 def _head(found: Inspection) -> str:
-    rows = len(found.table)
-    first = f"{found.table.path}: {'the first ' if rows == MOST_ROWS else ''}{counted(rows, 'row')}"
-    return ", ".join(filter(None, [first, found.written_as]))
+    return ", ".join(filter(None, [f"{found.table.path}: {counted(len(found.table), 'row')}", found.written_as]))
 
 
 def _reading(found: Inspection) -> str:
@@ -96,56 +85,15 @@ def _reading(found: Inspection) -> str:
     if found.label_column is None:
         return f"{texts}, no label"
     number, kind = len(found.labels), ""
-    if found.label_type in ONE_CLASS:
-        rated = "; if they are ratings, --label-type number" if found.may_be_ratings else ""
-        kind = f" ({number} class{'' if number == 1 else 'es'}{rated})"
-    elif found.label_type in SEVERAL_CLASSES:
+    if found.label_type == "class":
+        kind = f" ({number} class{'' if number == 1 else 'es'})"
+    elif found.label_type == "labels":
         kind = f" ({counted(number, 'label')}, several of a row)"
-    elif found.label_type in NUMBER:
+    elif found.label_type == "number":
         kind = " (numbers)"
     elif found.tags:
         kind = f" ({counted(len(found.tags), 'tag')} of words)"
     return f"{texts}, label {found.label_column!r}{kind}"
-
-
-def _labels(found: Inspection) -> list[str]:
-    counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
-    if not counts:
-        return []
-    shown = aligned([[f"  {label}", str(count)] for label, count in list(counts.items())[:_MOST_LABELS]], "lr")
-    more = [f"  and {len(counts) - len(shown)} more"] if len(counts) > len(shown) else []
-    names = [f"Their names as training rows: {found.names_as_rows}."] if found.names_as_rows else []
-    return [f"{what} {found.label_column!r}: {len(counts)}", *shown, *more, *names]
-
-
-def _lengths(found: Inspection, model: str) -> list[str]:
-    """Describe the lengths of texts, and how alike those of a class are."""
-    if not found.text_columns:
-        return []
-    unit, lengths = found.lengths(model)
-    over = f"; {counted(sum(n > _MAX_LENGTH for n in lengths), 'row')} over {_MAX_LENGTH}" if "tokens" in unit else ""
-    lines = [f"Length in {unit}: {median(lengths):.0f} at the median, {max(lengths)} at most{over}."]
-    if found.label_type in ONE_CLASS and len(found.labels) > 1 and len(found.table) in _ALIKE_ROWS:
-        from attendrop.tasks.splits import likeness  # loads scikit-learn
-
-        texts = [" ".join(map(str, row)) for row in found.table.values(found.text_columns)]
-        if (alike := likeness(texts, found.written_labels)) is not None:
-            lines.append(
-                f"Similarity of texts (mean cosine of TF-IDF): {alike.within:.2f} within a class, {alike.between:.2f} "
-                f"between classes, {alike.nearest:.2f} to the nearest of the class."
-            )
-    return lines
-
-
-def _columns_named(found: Inspection) -> list[str]:
-    """Return the options that name the columns that are read."""
-    named = ["--text-columns", ",".join(f'"{name}"' if "," in name else name for name in found.text_columns)]
-    return named if found.label_column is None else [*named, "--label-column", found.label_column]
-
-
-def _draft(found: Inspection) -> str:
-    words = [str(found.table.path), *_columns_named(found), "--write-label-map", _MAP]
-    return f"attendrop inspect {shlex.join(words)}"
 
 
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:
@@ -155,15 +103,14 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
     words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
-    words += _columns_named(found)
-    if typed or found.unclear or found.label_type in SEVERAL_CLASSES:
+    words += ["--text-columns", joined_names(found.text_columns), "--label-column", found.label_column]
+    if typed or found.unclear or found.label_type == "labels":
         words += ["--label-type", found.label_type]
-    if label_map or found.variants:
-        words += ["--label-map", label_map or _MAP]
+    words += ["--label-map", label_map] if label_map else []
     refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label"}
-    words += ["--skip-bad-rows"] if refused or (found.label_type in NUMBER and found.unclear) else []
+    words += ["--skip-bad-rows"] if refused or (found.label_type == "number" and found.unclear) else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
-    words += ["--model", "MODEL"] if found.label_type in OF_OTHER_MODELS else []
+    words += ["--model", "MODEL"] if found.label_type == "text" else []  # for which the default model has no class
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
         dates = (str(value or "") for value in found.table.column(column.name))
@@ -175,10 +122,4 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
             f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count "
             f"as one in intervals; leave it out if such rows are independent{several}."
         )
-    draft = [f"  {_draft(found)}   # then correct {_MAP}"] if found.variants and label_map is None else []
-    return [
-        *lines,
-        "Next:",
-        *draft,
-        *(f"  attendrop {command} {shlex.join(words)}" for command in ("compare", "train")),
-    ]
+    return [*lines, "Next:", *(f"  attendrop {command} {shlex.join(words)}" for command in ("compare", "train"))]

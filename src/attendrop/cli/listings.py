@@ -12,6 +12,8 @@ from rich.table import Column, Table
 from attendrop.cli import app as ui
 from attendrop.wording import aligned, counted
 
+_MOST_LISTED = 12  # of the classes of a task
+
 
 @ui.app.command()
 def methods(
@@ -68,7 +70,9 @@ def tasks(as_json: ui.Json = False) -> None:
     table = Table("task", "what it asks", "labels", "metric")
     for task in found:
         metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
-        answers = task.type.answers if task.text_columns else ["as in your files"]
+        names = task.type.label_names
+        answers = names if 0 < len(names) <= _MOST_LISTED else [task.type.predicts]
+        answers = answers if task.text_columns else ["as in your files"]
         table.add_row(task.name, task.description, "\n".join(answers), metrics)
     ui.show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
 

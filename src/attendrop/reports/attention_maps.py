@@ -37,8 +37,8 @@ from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.registry import get_task
+from attendrop.tasks.tokenization import HEAD
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.training.regularization import Regularization, labelled_data, run_model
@@ -369,7 +369,7 @@ class Stages:
     Attributes:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
-        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
+        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.tokenization`.
     """
 
     stages: tuple[Stage, ...]

@@ -30,8 +30,8 @@ from attendrop.studies.run_specs import FROZEN
 from attendrop.studies.verdict import BASELINES_IN_WORDS
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.long_texts import HEAD, WINDOWS
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
+from attendrop.tasks.table import BadValue
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD, WINDOWS
 from attendrop.wording import counted
 
 # Side of the maps in the overview, in blocks at most, and of a head there and a cell of the map, in pixels.
@@ -90,14 +90,13 @@ def show_texts(
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
     if 1 + bool(pairs) > kind.most_inputs:
         raise AttendropError("The model reads one text at a time; omit --text-pair.")
-    for text in (*texts, *pairs):
-        problem = kind.text_problem(text)
-        if problem is None and any("\ud800" <= letter <= "\udfff" for letter in text):
-            problem = "it is not in UTF-8"
-        if problem is not None:
-            raise AttendropError(f"A text cannot be shown: {problem}.")
+    if any("\ud800" <= letter <= "\udfff" for text in (*texts, *pairs) for letter in text):
+        raise AttendropError("A text cannot be shown: it is not in UTF-8.")
     inputs = list(zip(texts, pairs, strict=True)) if pairs else [(text,) for text in texts]
-    read = [kind.read_texts(row) for row in inputs]
+    try:
+        read = [kind.read_inputs(*row) for row in inputs]
+    except BadValue as problem:
+        raise AttendropError(f"A text cannot be shown: {problem}.") from None
     columns = {name: [row[place] for row in read] for place, name in enumerate(kind.inputs_of(len(inputs[0])))}
     wanted = max_length if max_length is not None else stages.max_length or DEFAULT_MAX_LENGTH
     limit = kind.length_limit(tokenizer, wanted, columns)

@@ -39,9 +39,17 @@ from attendrop.methods.core.options import (
 )
 from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
-from attendrop.tasks.long_texts import LONG_TEXTS
-from attendrop.tasks.table import STDIN, UNKNOWN_LABELS, column_names, default_columns, default_label_type, files_of
-from attendrop.tasks.types.builtin import LABEL_TYPES, NUMBER, ONE_CLASS, SEVERAL_CLASSES
+from attendrop.tasks.table import (
+    GUESSED,
+    LABEL_TYPES,
+    STDIN,
+    UNKNOWN_LABELS,
+    column_names,
+    default_columns,
+    default_label_type,
+    files_of,
+)
+from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
 
 if TYPE_CHECKING:
@@ -103,6 +111,11 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(given, Iterable) or not all(isinstance(name, str) for name in given):
         raise AttendropError(f"{given!r} must be names, comma-separated.")
     return tuple(given)
+
+
+def joined_names(given: Sequence[str]) -> str:
+    """Write names as :func:`names` reads them."""
+    return ",".join(f'"{name}"' if "," in name else name for name in given)
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -266,7 +279,7 @@ class RunConfig:
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
     )
-    """``attendrop inspect --write-label-map`` writes a draft. A label that the file lacks is kept; one with an
+    """``attendrop inspect`` lists variants. A label that the file lacks is kept; one with an
     empty meaning becomes empty, so that ``skip_bad_rows`` leaves its rows out."""
     label_names: str | None = option(
         AUTO, "columns", "Names of classes as training rows: auto, none, or a file with columns label and text.", PATH
@@ -313,7 +326,7 @@ class RunConfig:
     )
     """All splits keep the rows of a group, with the same value, on one side; intervals over examples are about other
     groups. Rows with nearly the same text belong together without it, see
-    :func:`attendrop.tasks.groups.near_duplicates`."""
+    :func:`attendrop.tasks.splits.near_duplicates`."""
     metric: str | None = option(
         None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
     )
@@ -496,16 +509,17 @@ class RunConfig:
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
             self._set(label_type=default_label_type(file))
-        guessed = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
-        labelled, hint = self.label_column is not None or self.label_type not in guessed, ""
+        labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
         if self.text_columns and labelled:
             return
         if not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
-        if self.label_type in guessed:
-            from attendrop.tasks.inspection import candidate_columns
+        if self.label_type in GUESSED:
+            from attendrop.tasks.inspection import inspect_files
 
-            texts, labels, hint = candidate_columns(file, self.text_columns, self.label_column, self.label_type)
+            named = {name: getattr(self, name) for name in ("text_columns", "label_column", "label_type")}
+            found = inspect_files(file, **named)
+            texts, labels, hint = found.text_candidates, found.label_candidates, found.label_hint
             self._set(text_columns=texts[0] if len(texts) == 1 else ())
             self._set(label_column=labels[0] if len(labels) == 1 else None)
             labelled = labelled or self.label_column is not None

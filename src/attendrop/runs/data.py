@@ -31,16 +31,20 @@ from attendrop.tasks.class_names import (
     why_no_rows,
 )
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
-from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents, texts_of
-from attendrop.tasks.metrics import with_metric
+from attendrop.tasks.metrics import data_digest, with_metric
 from attendrop.tasks.registry import load_task, task_files
-from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
-from attendrop.tasks.table import files_of, skipped_places
-from attendrop.tasks.tokenization import columns_of, unknown_rows
+from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
+from attendrop.tasks.tokenization import (
+    HEAD,
+    HEAD_TAIL,
+    WINDOWS,
+    columns_of,
+    of_documents,
+    texts_of,
+    unknown_rows,
+)
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.builtin import SEVERAL_CLASSES
-from attendrop.tasks.values import joined_labels, plain
 from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
 # Options by which files are read, with the same names for :func:`load_files`.
@@ -209,15 +213,13 @@ def _names(
         return [], ()
     found: list[tuple[str, Any]]
     if file is None:
-        several = task_type.label_type in SEVERAL_CLASSES  # whose labels are lists
-        found = [(in_words(name), [name] if several else name) for name in telling_names(task_type.label_names)]
+        names = telling_names(task_type.label_names)
+        found = [(in_words(name), task_type.label_of([name])) for name in names]
     else:
         found = read_label_names(file, replace(task_type, unknown_names=()))
     scored = {same_text(text) for part in held_out for (text,) in task_type.texts(part)}
-    kept = [(text, label) for text, label in found if same_text(text) not in scored]
     left_out = tuple(text for text, _ in found if same_text(text) in scored)
-    labels = task_type.read_labels([label for _, label in kept])
-    return [(text, label) for (text, _), label in zip(kept, labels, strict=True)], left_out
+    return [(text, label) for text, label in found if same_text(text) not in scored], left_out
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:

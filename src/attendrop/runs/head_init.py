@@ -19,7 +19,7 @@ from attendrop.runs.prediction_passes import over_rows
 from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.support.models import compute_device
 from attendrop.tasks.class_names import unlabelled_decisions
-from attendrop.tasks.long_texts import document_means, of_documents
+from attendrop.tasks.tokenization import document_means, of_documents
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.tasks.types.linear_models import LinearFit, self_trained
 

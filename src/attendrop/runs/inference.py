@@ -40,7 +40,7 @@ from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import STDIN, BadRows, files_of, skipped_places, write_skipped
+from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import task_type_of_model
@@ -90,21 +90,21 @@ class RunModel:
             self.task_type.check_probabilities()
         rows, reads = [text if isinstance(text, tuple) else (text,) for text in texts], self.task_type
         trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
-        names = reads.inputs_of(trained_on)
+        names, read = reads.inputs_of(trained_on), list[Any]()
         for number, row in enumerate(rows):
             if not reads.least_inputs <= len(row) <= reads.most_inputs or reads.inputs_of(len(row)) != names:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
-            problems = (reads.text_problem(text, column) for column, text in enumerate(row))
-            problem = next(filter(None, problems), None) or reads.texts_problem(row)
-            if problem is not None:
-                raise AttendropError(f"Text {number} cannot be predicted: {problem}.")
+            try:
+                read.append(reads.read_inputs(*row))
+            except BadValue as problem:
+                raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         for start in range(0, len(rows), CHUNK_ROWS):
-            read = [reads.read_texts(row) for row in rows[start : start + CHUNK_ROWS]]
-            columns = {name: list(values) for name, values in zip(names, zip(*read, strict=True), strict=True)}
-            columns["index"] = list(range(start, start + len(read)))
+            some = read[start : start + CHUNK_ROWS]
+            columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
+            columns["index"] = list(range(start, start + len(some)))
             outputs = reads.checked(self.outputs(columns, task, Source())[1])
             found += reads.prediction_rows(outputs, probabilities=probabilities)
         return found if probabilities else [row[reads.answer_column] for row in found]

@@ -30,8 +30,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import check_whole
 from attendrop.support.files import BASELINE_CONFIG, write_json
 from attendrop.support.models import compute_device
-from attendrop.tasks.long_texts import document_means
-from attendrop.tasks.tokenization import fit_tokenizer
+from attendrop.tasks.tokenization import document_means, fit_tokenizer
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import MODELING_FILE
 from attendrop.tasks.types.registry import task_type_of_model

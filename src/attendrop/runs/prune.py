@@ -41,8 +41,8 @@ from attendrop.runs.run_trainer import RunTrainer, run_loss, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode
-from attendrop.tasks.long_texts import texts_of
 from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.tokenization import texts_of
 from attendrop.wording import counted, counted_rows
 
 # Number and size of the batches on which speed is measured, for how many seconds at least, in rounds of the same work.

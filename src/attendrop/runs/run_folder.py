@@ -46,7 +46,7 @@ from attendrop.support.files import (
     write_json,
     write_text,
 )
-from attendrop.tasks.labels import label_columns
+from attendrop.tasks.inspection import label_columns
 from attendrop.tasks.table import STDIN, BadRows, files_of, read_chunks
 
 RUN = "run.json"

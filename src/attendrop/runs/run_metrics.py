@@ -26,10 +26,8 @@ from attendrop.runs.run_trainer import RunTrainer
 from attendrop.support.files import finite
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
-from attendrop.tasks.long_texts import texts_of
-from attendrop.tasks.metrics import compute_scores, constant_scores
-from attendrop.tasks.row_scores import row_scores
-from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores
+from attendrop.tasks.tokenization import columns_of, texts_of
 from attendrop.tasks.types.base import Array
 from attendrop.wording import counted
 

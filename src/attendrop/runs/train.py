@@ -77,9 +77,8 @@ from attendrop.runs.run_trainer import (
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
 from attendrop.tasks.class_names import names_told, unlabelled_told
-from attendrop.tasks.groups import GROUP, given_groups
-from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
+from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
+from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.tokenization import columns_of
 from attendrop.tasks.types.model_classes import pools_mean

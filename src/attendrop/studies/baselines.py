@@ -42,11 +42,9 @@ from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.class_names import unlabelled_decisions
-from attendrop.tasks.groups import GROUP, given_groups
-from attendrop.tasks.long_texts import document_means, of_documents
-from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
-from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
+from attendrop.tasks.splits import GROUP, given_groups
+from attendrop.tasks.tokenization import columns_of, document_means, of_documents
 from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import self_trained
 from attendrop.tasks.types.model_classes import is_encoder

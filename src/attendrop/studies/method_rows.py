@@ -16,7 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.run_specs import BASELINES, LABEL
 from attendrop.studies.statistics import Array, Estimate, PairedDifference, holm, paired_difference
-from attendrop.tasks.row_scores import RowScores
+from attendrop.tasks.metrics import RowScores
 from attendrop.tasks.table import files_of
 
 Metrics = Mapping[str, Any]

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from attendrop.support.files import finite
-from attendrop.tasks.row_scores import BLOCKS
+from attendrop.tasks.metrics import BLOCKS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05

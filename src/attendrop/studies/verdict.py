@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.run_specs import CHEAP
 from attendrop.studies.statistics import ALPHA, ROUNDING, Estimate, PairedDifference, holm
-from attendrop.tasks.row_scores import BLOCKS
+from attendrop.tasks.metrics import BLOCKS
 from attendrop.wording import counted, decimals
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.

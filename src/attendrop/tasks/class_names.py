@@ -10,10 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attendrop.errors import AttendropError, did_you_mean
-from attendrop.tasks.table import BadRows, Table, read_table
-from attendrop.tasks.types.builtin import ONE_CLASS, SEVERAL_CLASSES
-from attendrop.tasks.values import UNSPACED, count_words, number_form, plain, text_problem, value_problem
+from attendrop.errors import AttendropError
+from attendrop.tasks.table import COUNT_AS_WRONG, UNSPACED, BadRows, BadValue, count_words, plain, read_table, read_text
 from attendrop.wording import counted, names_of
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ MOST_ROWS_PER_CLASS = 7
 # Share of the names that may say nothing, such as "w2" among 150 intents; these are no rows.
 _WITHOUT_WORDS = 0.1
 _LONGEST = 10  # words: longer ones are texts
-_MANY_CLASSES = 30
 _SHOWN = 5
 # Texts of a larger file are sampled: this is how many were measured, and each is read in each linear model's fits.
 MOST_TEXTS = 4000
@@ -38,19 +35,16 @@ def in_words(name: str) -> str:
 
     It is split at ``_``, ``-``, ``/``, ``:``, white space and before words in camel case. Letters and digits are kept.
     """
-
-    def begins(at: int) -> bool:
+    found = ""
+    for at, letter in enumerate(name):
         # After two small letters, or after a capital and before two small ones, so that "eBay" and "URLs" are whole.
         before, after = name[max(0, at - 2) : at], name[at + 1 : at + 3]
         small = len(before) == 2 and before.isalpha() and before.islower()
         capitals = before[-1:].isupper() and len(after) == 2 and after.isalpha() and after.islower()
-        return name[at].isupper() and (small or capitals)
-
-    def spaced(at: int) -> str:
-        letter = name[at].lower() if name[at + 1 : at + 2].islower() else name[at]
-        return f" {letter}" if begins(at) else name[at]
-
-    return " ".join(re.split(r"[\s_\-/:]+", "".join(map(spaced, range(len(name)))))).strip()
+        if letter.isupper() and (small or capitals):
+            letter = f" {letter.lower() if after[:1].islower() else letter}"
+        found += letter
+    return " ".join(re.split(r"[\s_\-/:]+", found)).strip()
 
 
 def telling_names(names: Collection[str]) -> list[str]:
@@ -60,18 +54,16 @@ def telling_names(names: Collection[str]) -> list[str]:
     digits or single letters, such as "label_3" and "label_4", tell nothing; addresses, and names of more than ten
     words, are none.
     """
-
-    def words(name: str) -> tuple[str, ...]:
-        text = in_words(name)
-        if re.search(r"@|://", name) or count_words(text) > _LONGEST:
-            return ()
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
         # Without marks, which scripts such as Devanagari have between the letters of a word.
-        letters = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.category(c).startswith("M"))
-        least = 4 if re.search(r"\d", letters) else 2
+        text = unicodedata.normalize("NFKD", in_words(name))
+        text = "".join(letter for letter in text if not unicodedata.category(letter).startswith("M"))
+        least = 4 if re.search(r"\d", text) else 2
         word = re.compile(rf"[^\W\d_]{{{least},}}|[{UNSPACED}]+")
-        return tuple(part.casefold() for part in re.findall(r"[^\W_]+", letters) if word.fullmatch(part))
-
-    found = {name: words(name) for name in names}
+        none = re.search(r"@|://", name) or count_words(in_words(name)) > _LONGEST
+        parts = () if none else re.findall(r"[^\W_]+", text)
+        found[name] = tuple(part.casefold() for part in parts if word.fullmatch(part))
     alike = Counter(found.values())
     return [name for name in names if found[name] and alike[found[name]] == 1]
 
@@ -94,7 +86,7 @@ def why_no_names(task: str | None, label_type: str, texts: int) -> str:
     """Return why data of a kind have no names that could be rows; empty if they may have."""
     if task is not None:
         return f"and not for task {task!r}"
-    if label_type not in ("auto", *ONE_CLASS, *SEVERAL_CLASSES):
+    if label_type not in ("auto", "class", "labels"):
         return f"and not for labels of type {label_type!r}"
     return "" if texts == 1 else f"and these have {texts}"
 
@@ -112,21 +104,19 @@ def same_text(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", plain(text))) or plain(text)
 
 
-def read_label_names(file: str, task_type: TaskType) -> list[tuple[str, str]]:
-    """Read texts of classes, which may have several, each with its class, from a file with columns label and text.
+def read_label_names(file: str, task_type: TaskType) -> list[tuple[str, Any]]:
+    """Read texts of classes, which may have several, each with its label, from a file with columns label and text.
 
     Raises:
         AttendropError: The file cannot be read or lacks a column, a text is empty, or a label is not one of training.
     """
-    table = read_table(file)
-    found = table.values(("text", "label"))
-    for place, (text, label) in zip(table.places, found, strict=True):
-        problem = text_problem(text) or value_problem(label)
-        if not problem and (unknown := task_type.unknown_labels(label)):
-            hint = did_you_mean(unknown[0], task_type.label_names).removesuffix(".")
-            problem = f"the label {unknown[0]!r} is not one of the training rows{hint}"
-        if problem:
-            raise AttendropError(f"{file}, {place}: {problem}; correct it.")
+    table, found = read_table(file), []
+    for place, (text, label) in zip(table.places, table.values(("text", "label")), strict=True):
+        try:
+            found.append((read_text(text), task_type.read_label(label)))
+        except BadValue as problem:
+            text = str(problem).replace(f" {COUNT_AS_WRONG}", "")
+            raise AttendropError(f"{file}, {place}: {text}; correct it.") from None
     return found
 
 
@@ -147,33 +137,13 @@ def names_told(rows: int, left_out: Sequence[str], given: str | None) -> Iterato
         yield f"{number} {verb} left out, because rows to score on have the same text: {texts}."
 
 
-def check_classes(table: Table, column: str, names: Collection[str]) -> None:
-    """Raise AttendropError if it is unclear whether labels, the different ones of a table, are classes.
-
-    Labels that are words are classes, even if each has a single row.
-    """
-    where = f"{table.path}, column {column!r}"
-    if len(names) <= _MANY_CLASSES:
-        return
-    if all(number_form(name) == "whole" for name in names):
-        raise AttendropError(
-            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
-            "--label-type class or --label-type number, or give another label column."
-        )
-    if len(names) > len(table) / 2 and why_no_rows(names):
-        raise AttendropError(
-            f"{where}: {len(names)} different labels in {len(table)} rows look like ids; give another label "
-            "column, or set --label-type class if they are classes."
-        )
-
-
 # Texts without labels -------------------------------------------------------------------------------------------------
 
 
 def check_unlabelled(given: str | None, task: str | None, label_type: str, texts: int) -> None:
     """Raise AttendropError if unlabelled texts are given for other data than one class of one text."""
     reason = why_no_names(task, label_type, texts)
-    if not reason and label_type not in ("auto", *ONE_CLASS):
+    if not reason and label_type == "labels":
         reason = f"and not for labels of type {label_type!r}"
     if given is not None and reason:
         raise AttendropError(f"unlabelled '{given}' is for one class of rows of one text in files, {reason}; omit it.")
@@ -198,14 +168,14 @@ def read_unlabelled(
     Raises:
         AttendropError: The file cannot be read, or has several columns and not this one; or a text is empty.
     """
-    bad, table = BadRows(skip=skip_bad_rows), read_table(file)
+    table = read_table(file)
     if column not in table.columns and len(table.columns) > 1:
         raise AttendropError(
             f"unlabelled: {file} has no column {column!r}, as the training file has, and its columns are "
             f"{names_of(table.columns)}; rename one, or keep one."
         )
     column = column if column in table.columns else table.columns[0]
-    texts = table.checked(column, text_problem, bad).column(column)
+    texts = table.read([column], read_text, BadRows(skip=skip_bad_rows)).column(column)
     known, found = set(map(same_text, trained_on)), dict[str, str]()
     for text in texts:
         if (key := same_text(text)) not in known:
@@ -224,11 +194,10 @@ def unlabelled_told(found: Mapping[str, Any]) -> Iterator[str]:
     if not found:
         return
     texts = f"{found['texts']:,} unlabelled {'text' if found['texts'] == 1 else 'texts'}"
-    sampled = f", a sample of {found['texts'] + found['not_sampled']:,}" if found["not_sampled"] else ""
-    repeated = (
-        f"; {found['repeated']:,} more repeat texts, or training rows, and are left out" if found["repeated"] else ""
-    )
-    yield f"There are {texts} for linear models{sampled}{repeated}."
+    more = f", a sample of {found['texts'] + found['not_sampled']:,}" if found["not_sampled"] else ""
+    if found["repeated"]:
+        more += f"; {found['repeated']:,} more repeat texts, or training rows, and are left out"
+    yield f"There are {texts} for linear models{more}."
     if number := found["scored"]:
         yield f"Of the {texts} {number:,} {'is a text' if number == 1 else 'are texts'} of evaluation rows."
 

@@ -4,21 +4,43 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.groups import GROUP, ungrouped
-from attendrop.tasks.inspection import describe, group_columns
-from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, read_label_map
-from attendrop.tasks.table import BadRows, Table, read_chunks, read_table
+from attendrop.tasks.inspection import (
+    are_numbers,
+    as_meant,
+    check_classes,
+    check_form,
+    check_map,
+    describe,
+    group_columns,
+    label_columns,
+    read_label_map,
+)
+from attendrop.tasks.splits import GROUP
+from attendrop.tasks.table import (
+    INPUTS,
+    LABELS,
+    BadRows,
+    BadValue,
+    Table,
+    is_missing,
+    joined_labels,
+    number_form,
+    read_chunks,
+    read_once,
+    read_table,
+    written,
+)
 from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.types.classification import Classification, Regression
 from attendrop.tasks.types.registry import candidate_types
-from attendrop.tasks.values import is_missing, joined_labels, pointed, written
 from attendrop.wording import counted
 
 # Column of the training rows by whose values some are held out.
@@ -47,18 +69,18 @@ def load_files(
         eval_file: File of the split "dev".
         text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
         label_column: Required. Several, comma-separated: a column of zeros and ones for each label that a row may have.
-        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.types.registry`. With "auto", labels are tags if
-            texts are lists of words, several labels if they are lists, numbers if at least one, in any file, has a
-            decimal fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are
-            refused unless classes are asked for, and so are labels that
-            :func:`attendrop.tasks.labels.check_form` recognises. Choices are never guessed.
-        label_map: File that says what labels mean, see :mod:`attendrop.tasks.labels`.
+        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.table`. With "auto", labels are tags if texts are
+            lists of words, several labels if they are lists, numbers if at least one, in any file, has a decimal
+            fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are refused
+            unless classes are asked for, and so are labels that :func:`attendrop.tasks.inspection.check_form`
+            recognises. Choices are never guessed.
+        label_map: File that says what labels mean, see :func:`attendrop.tasks.inspection.read_label_map`.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
         ood_column: Column of the training file whose values "train" keeps as text, as :data:`OOD_VALUES`.
         group_column: Column, of all files, whose values all splits keep as text, as
-            :data:`attendrop.tasks.groups.GROUP`: rows with the same value belong together.
+            :data:`attendrop.tasks.splits.GROUP`: rows with the same value belong together.
 
     Raises:
         AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
@@ -79,39 +101,51 @@ def load_files(
     labels = train.column(label_column) if label_column in train.columns else []
     first = next(filter(written, labels), next((label for label in labels if label is not None), None))
     kinds = candidate_types(label_type, [train.column(name)[0] for name in text_columns], first)
-    _check_columns(kinds[0], text_columns, label_column)
-    tables = {split: _with_texts(table, text_columns, kinds[0], bad) for split, table in tables.items()}
+    kind = kinds[-1]
+    _check_columns(kind, text_columns, label_column)
+    tables = {split: table.read(text_columns, kind.read_inputs, bad, INPUTS) for split, table in tables.items()}
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
-    asked = label_type != "auto"
     for split, table in tables.items():
         # What an empty label may mean where some labels join others.
-        joined = None if asked else joined_labels(table.column(label_column))
+        joined = joined_labels(table.column(label_column)) if label_type == "auto" else None
         hint = "" if joined is None else f"; {joined}"
 
-        def problem(value: Any, hint: str = hint) -> str | None:
-            return None if (found := kinds[0].value_problem(value)) is None else found + hint
+        def read_names(value: Any, hint: str = hint) -> None:
+            try:
+                kind.read_names(value)
+            except BadValue as problem:
+                raise BadValue(f"{problem}{hint}") from None
 
-        tables[split] = _not_empty(table.checked(label_column, problem, bad))
-    kind = next(kind for kind in kinds if asked or kind.suits(tables, label_column))
-    task_type = kind.from_labels(tables, label_column, asked=asked)
+        tables[split] = _not_empty(table.read([label_column], read_names, bad))
+    train = tables["train"]
+    if len(kinds) > 1 and are_numbers(tables, label_column):
+        kind = Regression
+    elif len(kinds) > 1:
+        check_classes(train, label_column)
+    task_type = kind.from_labels(train, label_column)
     if bad.keeps_unknown and "dev" in tables:
         task_type = task_type.with_unknown(tables["dev"].column(label_column))
-    read = {
-        split: _not_empty(_with_labels(t, text_columns, label_column, task_type, bad)) for split, t in tables.items()
-    }
-    splits = {split: _columns(table, text_columns, label_column, task_type) for split, table in read.items()}
-    train = read["train"]
+    splits = {}
+    for split, table in tables.items():
+        read = tables[split] = _not_empty(table.read([label_column, INPUTS], task_type.read_label, bad, LABELS))
+        splits[split] = _columns(read, task_type, text_columns)
+        if group_column is not None:
+            splits[split][GROUP] = _group_values(read, group_column)
+    train = tables["train"]
     if ood_column is not None:
         splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
-    for split, table in read.items() if group_column is not None else ():
-        splits[split][GROUP] = _group_values(table, str(group_column))
     used, looks_grouped = {*text_columns, *label_columns(train.columns, label_column)}, ""
     others = {name: describe(train, name) for name in train.columns if name not in used and group_column is None}
-    if names := group_columns(others.values()):
-        looks_grouped = ungrouped(names[0], others[names[0]].distinct, len(train))
-    files = ", ".join(str(table.path) for table in read.values())
+    for name in group_columns(others.values())[:1]:
+        looks_grouped = (
+            f"Column {name!r} has {others[name].distinct} values in {len(train)} rows: if the rows of one belong "
+            "together, intervals on new rows are too narrow, and held-out rows too easy; --group-column "
+            f"{quote(name)} takes them together."
+        )
+    files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
+    read_once.cache_clear()  # columns were guessed, and files checked, before
     return TaskData(files_task(text_columns, task_type), data, files, tuple(bad.skipped), looks_grouped)
 
 
@@ -142,28 +176,23 @@ def stream_file(
     """
     _check_columns(task_type, text_columns, label_column)
     meanings = {} if label_map is None else read_label_map(label_map)
-
-    def as_trained_on(value: Any) -> Any:
-        """Return a label with a decimal comma, also ``1,000``, with a point if it is known so."""
-        decimal = pointed(value) if isinstance(value, str) else value
-        return decimal if task_type.unknown_labels(value) and not task_type.unknown_labels(decimal) else value
-
+    label_type = task_type.label_type
+    if isinstance(task_type, Classification) and {*map(number_form, task_type.label_names)} <= {"whole", "decimal"}:
+        label_type = "auto"  # decimal commas are read as in training
     for table in read_chunks(file, size, bad, format=format):
-        table = as_meant(table, label_column, meanings, task_type.label_type, bad)
-        table = _with_texts(table, text_columns, task_type, bad)
+        table = as_meant(table, label_column, meanings, label_type, bad)
+        table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:
-            table = table.checked(label_column, task_type.value_problem, bad)
-            if table.delimiter == ";":
-                table = table.with_column(label_column, list(map(as_trained_on, table.column(label_column))))
+            table = table.read([label_column], task_type.read_names, bad)
             if bad.keeps_unknown:
                 task_type = task_type.with_unknown(table.column(label_column))
-            table = _with_labels(table, text_columns, label_column, task_type, bad)
+            table = table.read([label_column, INPUTS], task_type.read_label, bad, LABELS)
         if len(table):
-            yield Chunk(_columns(table, text_columns, label_column, task_type), table, task_type.unknown_names)
+            yield Chunk(_columns(table, task_type, text_columns), table, task_type.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
-    """Make the task of custom files, with the classes of a head."""
+    """Make the task of custom files, with the classes of a kind of task."""
     metric, *others = task_type.default_metrics
     task = Task("files", task_type.kind, tuple(text_columns), task_type.label_names, metric, "own files", tuple(others))
     return replace(task, options=task_type.options(), unknown_names=task_type.unknown_names)
@@ -180,36 +209,12 @@ def _check_columns(reader: TaskType | type[TaskType], text_columns: Sequence[str
         raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
 
 
-def _with_texts(table: Table, text_columns: Sequence[str], reader: TaskType | type[TaskType], bad: BadRows) -> Table:
-    """Keep the rows whose texts can be read."""
-    for number, name in enumerate(text_columns):
-        table = table.checked(name, partial(reader.text_problem, column=number), bad)
-    return table.checked(text_columns, reader.texts_problem, bad)
-
-
-def _with_labels(
-    table: Table, text_columns: Sequence[str], label_column: str, task_type: TaskType, bad: BadRows
-) -> Table:
-    """Keep the rows whose labels the head can read, and which fit their texts."""
-
-    def problem(row: Sequence[Any]) -> str | None:
-        *texts, label = row
-        return task_type.row_problem(task_type.read_texts(texts), label)
-
-    return table.checked(label_column, task_type.label_problem, bad).checked(
-        (*text_columns, label_column), problem, bad
-    )
-
-
-def _columns(
-    table: Table, text_columns: Sequence[str], label_column: str | None, task_type: TaskType
-) -> dict[str, list[Any]]:
-    """Make the columns of a data set from a table of valid rows."""
-    read = list(map(task_type.read_texts, table.values(text_columns)))
-    names = task_type.inputs_of(len(text_columns))
+def _columns(table: Table, task_type: TaskType, text_columns: Sequence[str]) -> dict[str, list[Any]]:
+    """Make the columns of a data set from a table whose texts, and labels if there are any, were read."""
+    names, read = task_type.inputs_of(len(text_columns)), table.column(INPUTS)
     columns: dict[str, list[Any]] = {name: [row[place] for row in read] for place, name in enumerate(names)}
     columns["index"] = table.frame.index.tolist()
-    return columns | ({} if label_column is None else {"label": task_type.read_labels(table.column(label_column))})
+    return columns | ({"label": table.column(LABELS)} if LABELS in table.frame.columns else {})
 
 
 def _group_values(table: Table, column: str) -> list[str]:

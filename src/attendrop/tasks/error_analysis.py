@@ -14,9 +14,9 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import nearest_texts
+from attendrop.tasks.table import plain
 from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.classification import MultiLabel, predicted_classes
-from attendrop.tasks.values import plain
 from attendrop.wording import counted
 
 # Greatest number of confusions and of errors that are listed.

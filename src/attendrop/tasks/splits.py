@@ -1,7 +1,8 @@
-"""Few-shot samples, subsets and held-out rows, all determined by a seed; how alike rows are.
+"""Few-shot samples, subsets and held-out rows, determined by a seed; rows that belong together; how alike rows are.
 
 Rows are held out at random, stratified by class; or, to measure a shift, as groups unlike the others, or as the last
-values of a column. Rows that belong together (:func:`attendrop.tasks.groups.groups_of`) are always in the same part.
+values of a column. Rows that belong together, those of one customer or thread, and those of nearly the same text, are
+always in the same part, and they, not rows, are the units of what a comparison says of new rows.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ import random
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.groups import GROUP, given_groups, groups_of, text_vectorizer
-from attendrop.tasks.values import may_be_missing
+from attendrop.tasks.table import UNSPACED, may_be_missing, plain
 from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
@@ -42,6 +45,100 @@ _SHOWN = 5
 _DIRECTIONS = 64
 # Rows whose likeness is looked at, at most: comparing all rows takes the square of their number.
 _SAMPLE = 2000
+# Column of the rows with the values of ``group_column`` as text; empty where a row belongs to no group.
+GROUP = "group_values"
+# Cosine of TF-IDF vectors from which texts are nearly the same: about one word in ten differs.
+_NEARLY_THE_SAME = 0.9
+# Maximum number of different texts that are compared, and of nonzero entries that are multiplied at a time.
+_MOST_COMPARED = 20_000
+_AT_A_TIME = 4_000_000
+# If near-duplicates leave fewer groups, as where one template makes all texts, they say nothing of what is alike.
+_LEAST_GROUPS = 5
+# Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
+_TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
+
+
+def groups_of(rows: Dataset, task: Task) -> list[int]:
+    """Number the groups of rows from 0, in the order of their first rows.
+
+    Rows belong together if they have the same text, nearly the same (:func:`near_duplicates`), or the same value in
+    :data:`GROUP`, and if both belong to a third.
+    """
+    texts = task.type.texts(rows)
+    known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
+    numbers = merged(*known, near_duplicates(_joined(texts)))
+    return numbers if max(numbers, default=0) + 1 >= _LEAST_GROUPS else merged(*known)
+
+
+def given_groups(rows: Dataset) -> list[Hashable]:
+    """Return the value of each row in :data:`GROUP`; the row's number where it has none."""
+    return [value or row for row, value in enumerate(rows[GROUP][:])]
+
+
+def merged(*columns: Sequence[Hashable]) -> list[int]:
+    """Number the groups of rows that share a value in one column or more, also by way of other rows, from 0."""
+    count = len(columns[0])
+    if len(columns) == 1 or not count:
+        return numbered(columns[0])
+    values = [np.array(numbered(column)) for column in columns]
+    first = count + np.cumsum([0, *(column.max() + 1 for column in values)])  # rows are nodes, and so are all values
+    edges = np.concatenate([column + start for column, start in zip(values, first, strict=False)])
+    ends = np.tile(np.arange(count), len(columns)), edges
+    graph = sparse.coo_array((np.ones(len(edges)), ends), shape=(first[-1], first[-1]))
+    return numbered(connected_components(graph, directed=False)[1][:count].tolist())
+
+
+def numbered(values: Sequence[Hashable]) -> list[int]:
+    """Number values from 0, in the order in which they first occur."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
+
+
+def near_duplicates(texts: Sequence[str]) -> list[int]:
+    """Number groups of texts that differ in case, spaces and punctuation only, or have a TF-IDF cosine of 0.9 or more.
+
+    Cosines are those of words and pairs of words. Of more than 20,000 different texts, none are computed.
+    """
+    words = [" ".join(re.findall(r"\w+", low)) or low for low in map(plain, texts)]
+    found, known = numbered(words), list(dict.fromkeys(words))
+    if not 1 < len(known) <= _MOST_COMPARED:
+        return found
+    try:
+        vectors = text_vectorizer().fit_transform(known).tocsr()
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        return found
+    # Two texts are only compared if they share one of the rarest terms of the first, those without which the rest of
+    # its vector is too short for the cosine (prefix filtering: Bayardo, Ma and Srikant, 2007).
+    row, column = np.repeat(np.arange(len(known)), np.diff(vectors.indptr)), vectors.indices
+    order = np.lexsort((column, np.bincount(column)[column], row))  # by row, the rarest terms first
+    column, squares = column[order], vectors.data[order] ** 2
+    before = np.cumsum(squares) - squares
+    before -= before[np.minimum(vectors.indptr[:-1], len(before) - 1)][row]
+    needed = 1 - before > _NEARLY_THE_SAME**2 - 1e-9
+    rarest = sparse.csr_array((np.ones(needed.sum()), (row[needed], column[needed])), shape=vectors.shape)
+    having, alike = vectors.T.tocsr(), [np.zeros((0, 2), dtype=int)]
+    step = max(1, _AT_A_TIME // len(known))
+    at_once = max(1, _AT_A_TIME * len(known) // vectors.nnz)
+    for start in range(0, len(known), step):
+        sharing = (rarest[start : start + step] @ having).tocoo()
+        pairs = np.stack([sharing.row + start, sharing.col], axis=1)
+        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+        for place in range(0, len(pairs), at_once):
+            part = pairs[place : place + at_once]
+            cosines = vectors[part[:, 0]].multiply(vectors[part[:, 1]]).sum(axis=1)
+            alike.append(part[np.asarray(cosines).ravel() >= _NEARLY_THE_SAME])
+    pairs = np.concatenate(alike)
+    graph = sparse.coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(known), len(known)))
+    components = connected_components(graph, directed=False)[1]
+    return [int(components[text]) for text in found]
+
+
+def text_vectorizer() -> TfidfVectorizer:
+    """Make what computes TF-IDF vectors of words and pairs of words."""
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=_TERM, ngram_range=(1, 2))
+
+
+# Samples and held-out rows -------------------------------------------------------------------------------------------
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
@@ -64,24 +161,24 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
         warnings.warn(f"{name} has only {count} of the {k} requested rows: all were taken.", stacklevel=2)
     if len(few) > _SHOWN:
         warnings.warn(f"{len(few)} classes have fewer than the {k} requested rows: all were taken.", stacklevel=2)
-    return _take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
+    return dataset.select(sorted(row for rows in rows_of.values() for row in rows[:k]))
 
 
 def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
     """Sample ``n`` rows, in their original order, or all; raise AttendropError if ``n`` is less than 1."""
     if n < 1:
         raise AttendropError(f"the number of rows must be at least 1, not {n}.")
-    return _take(dataset, _shuffled(len(dataset), seed)[:n])
+    return dataset.select(sorted(_shuffled(len(dataset), seed)[:n]))
 
 
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """Hold out a fraction of the rows, stratified by class; rows that belong together are in the same part.
 
-    These are rows with equal texts, with nearly the same, and those of a given group, see
-    :func:`attendrop.tasks.groups.groups_of`; below, each counts as one text. The held-out part has
-    ``floor(fraction * rows)`` rows, but at least one for each class of two or more texts; a class of a single text is
-    kept. It has a few more where a text with several rows does not fit. If no class can be split, or the kept part
-    would lack a class, the rows are sampled without stratification, with a warning. Regression is never stratified.
+    These are rows with equal texts, with nearly the same, and those of a given group, see :func:`groups_of`; below,
+    each counts as one text. The held-out part has ``floor(fraction * rows)`` rows, but at least one for each class of
+    two or more texts; a class of a single text is kept. It has a few more where a text with several rows does not fit.
+    If no class can be split, or the kept part would lack a class, the rows are sampled without stratification, with a
+    warning. Regression is never stratified.
 
     Returns:
         The kept and the held-out rows, both in their original order; the second is None if ``fraction`` is 0.
@@ -151,25 +248,25 @@ def _whole_texts(
         texts_of[labels[row]][texts[row]] = None
     classes_of = _classes_of(labels, texts)
     left = Counter(label for classes in classes_of.values() for label in classes)
-    held, covered = set[int](), set[int]()
-
-    def free(text: int) -> bool:
-        return rows_of[text][0] not in held and all(left[label] > 1 for label in classes_of[text])
-
-    def hold(text: int) -> None:
-        held.update(rows_of[text])
-        covered.update(classes_of[text])
-        left.subtract(classes_of[text])
-
+    held, covered, taken = set[int](), set[int](), dict[int, None]()
     wanted = 0  # with the classes before: rows that these have too many are not taken of the next
     for label, quota in Counter(labels[row] for row in order[:count]).items():
         wanted += quota
-        for text in texts_of[label]:
-            if len(held) + len(rows_of[text]) <= wanted and free(text):
-                hold(text)
-        others = [text for text in texts_of[label] if free(text)]
-        if others and (len(held) < wanted or label not in covered):
-            hold(min(others, key=lambda text: len(rows_of[text])))
+        smallest_first = sorted(texts_of[label], key=lambda text: len(rows_of[text]))
+        for text, must_fit in [
+            *((text, True) for text in texts_of[label]),
+            *((text, False) for text in smallest_first),
+        ]:
+            fits = len(held) + len(rows_of[text]) <= wanted
+            missing = len(held) < wanted or label not in covered
+            free = text not in taken and all(left[label] > 1 for label in classes_of[text])
+            if free and (fits if must_fit else missing):
+                taken[text] = None
+                held.update(rows_of[text])
+                covered.update(classes_of[text])
+                left.subtract(classes_of[text])
+                if not must_fit:
+                    break
     return held
 
 
@@ -187,14 +284,10 @@ def _shuffled(n: int, seed: int) -> list[int]:
     return rows
 
 
-def _take(dataset: Dataset, rows: Iterable[int]) -> Dataset:
-    """Take rows, in their original order."""
-    return dataset.select(sorted(rows))
-
-
 def _divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]:
     """Return the rows that are not held out, and those that are, in their original order."""
-    return _take(dataset, (row for row in range(len(dataset)) if row not in held)), _take(dataset, held)
+    kept = [row for row in range(len(dataset)) if row not in held]
+    return dataset.select(kept), dataset.select(sorted(held))
 
 
 # Shift ----------------------------------------------------------------------------------------------------------------
@@ -206,7 +299,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
     group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
     are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
-    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.groups.groups_of`), all
+    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.splits.groups_of`), all
     are held out, or none: as many rows in all, of those with the largest shares of such rows.
 
     ``fraction`` is about how much of each class to hold out, in (0, 0.5].
@@ -214,7 +307,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
     """
-    texts, groups = _joined(rows, task), max(2, round(1 / fraction))
+    texts, groups = _joined(task.type.texts(rows)), max(2, round(1 / fraction))
     strata = task.type.strata_of(rows) if len(task.type.strata) > 1 else [0] * len(rows)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for row, stratum in enumerate(strata):
@@ -226,7 +319,10 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
             f"ood holds out whole groups of similar rows, which needs {groups} different texts or more in most "
             f"classes, but {of} so many; omit it, or name a column to hold out by with ood-column."
         )
-    vectors = _tfidf(texts)
+    try:
+        vectors = text_vectorizer().fit_transform(texts)
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        raise AttendropError("ood needs texts that have words, to compare them by; omit it.") from None
     directions = min(_DIRECTIONS, vectors.shape[0] - 1, vectors.shape[1] - 1)
     if directions > 1:
         vectors = normalize(TruncatedSVD(directions, random_state=0).fit_transform(vectors))
@@ -256,7 +352,8 @@ def _farthest_group(
         if not 0 < size <= len(rows) / 2:
             continue
         fits = size >= math.ceil(fraction * len(rows) / 2)
-        looked_at = own[inside][_sampled(size, seed)]
+        sample = sorted(random.Random(seed).sample(range(size), min(size, _SAMPLE)))
+        looked_at = own[inside][sample]
         distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(looked_at)
         apart = float(distances.mean())
         found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
@@ -268,7 +365,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
 
     ``values`` has the value of each row in ``column``, which is named in messages. Values are held out until their rows
     make up about the fraction; empty ones and placeholders such as "n/a" do not count as values. Texts are in
-    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.groups.GROUP`),
+    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.splits.GROUP`),
     those of held-out rows have no rows among the others: such rows are left out.
 
     Raises:
@@ -307,42 +404,39 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         )
     if left_out := len(rows) - len(kept) - len(out):
         logger.warning(f"Left out: {counted(left_out, 'other row')} of the groups of the rows held out by {column}.")
-    return _take(rows, kept), _take(rows, out)
+    return rows.select(kept), rows.select(sorted(out))
 
 
-_YEAR_FIRST = re.compile(r"\s*\d{4}[-./]\d{1,2}([-./]\d{1,2})?\b")
-_MONTH = (
-    "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec"
-)
-_YEAR_LAST = re.compile(
-    rf"\s*(\d{{1,2}}([./-])\d{{1,2}}\2\d{{2,4}}|\d{{1,2}}[/-]\d{{4}})\b|.*\b({_MONTH})\b", re.IGNORECASE
+# Dates whose order is not that of their numbers: the year is last, or the month is a word.
+_UNORDERED = re.compile(
+    r"\s*(\d{1,2}([./-])\d{1,2}\2\d{2,4}|\d{1,2}[/-]\d{4})\b|.*\b(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|"
+    r"july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec)\b",
+    re.IGNORECASE,
 )
 
 
 def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
-    """Return the key by which values are sorted, all of them numbers, dates or other texts."""
+    """Return the key by which values are sorted: numbers by value, also within texts; refuse what is not clear."""
     numbers: dict[str, float] = {}
     for value in values:
         with suppress(ValueError):
             if math.isfinite(number := float(value)):
                 numbers[value] = number
-    dates = {value: [*map(int, re.findall(r"\d+", value))] for value in values if _YEAR_FIRST.match(value)}
-    forms: dict[str, dict[str, Any]] = {"numbers": numbers, "dates": dates}
-    for form, found in forms.items():
-        if found and 2 * len(found) >= len(values):
-            if other := next((value for value in values if value not in found), None):
-                raise AttendropError(
-                    f"ood-column '{column}' has {form} such as {next(iter(found))!r}, and {other!r}, so that their "
-                    "order is not clear; correct or empty it."
-                )
-            return found.__getitem__
-    unclear = [value for value in values if _YEAR_LAST.match(value)]
-    if unclear and 2 * len(unclear) >= len(values):
+    dates = [value for value in values if re.match(r"\s*\d{4}[-./]\d{1,2}([-./]\d{1,2})?\b", value)]
+    for form, found in {"numbers": [*numbers], "dates": dates}.items():
+        if found and 2 * len(found) >= len(values) and (others := [each for each in values if each not in found]):
+            raise AttendropError(
+                f"ood-column '{column}' has {form} such as {found[0]!r}, and {others[0]!r}, so that their order "
+                "is not clear; correct or empty it."
+            )
+    unclear = [value for value in values if _UNORDERED.match(value)]
+    if unclear and 2 * len(unclear) >= len(values) > len(numbers):
         raise AttendropError(
             f"ood-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
             "not clear; write them as 2026-03-01 or 2026-03."
         )
-    # Numbers within texts by value.
+    if len(numbers) == len(values):
+        return numbers.__getitem__
     return lambda value: [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", value))]
 
 
@@ -359,24 +453,15 @@ class Likeness:
 
 
 def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure the similarity of the rows of a class by :func:`likeness`; None without classes."""
+    """Measure the similarity of the rows of a class, in a sample of 2,000; None without words or classes of several."""
     if len(task.type.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
-    return likeness(_joined(rows, task), task.type.strata_of(rows))
-
-
-def likeness(texts: Sequence[str], names: Sequence[Any]) -> Likeness | None:
-    """Measure the similarity of texts of the same class; None without words or classes of several rows.
-
-    Of more than 2,000 texts, a sample is looked at: the first ones may all be of the same class.
-    """
-    rows = _sampled(len(texts), 0)
     try:
-        vectors = _tfidf([texts[row] for row in rows])
-    except AttendropError:
+        vectors = text_vectorizer().fit_transform(_joined(task.type.texts(rows)))
+    except ValueError:  # of scikit-learn: an empty vocabulary
         return None
-    labels = np.unique([names[row] for row in rows], return_inverse=True)[1]
+    labels = np.asarray(task.type.strata_of(rows))
     cosines = (vectors @ vectors.T).toarray()
     same, other = labels[:, None] == labels[None, :], labels[:, None] != labels[None, :]
     np.fill_diagonal(same, False)
@@ -399,19 +484,5 @@ def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int,
     return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
 
 
-def _tfidf(texts: Sequence[str]) -> Any:
-    try:
-        return text_vectorizer().fit_transform(texts)
-    except ValueError:  # of scikit-learn: an empty vocabulary
-        raise AttendropError("the texts have no words to compare them by.") from None
-
-
-def _joined(rows: Dataset, task: Task) -> list[str]:
-    return [
-        "\n".join(" ".join(part) if isinstance(part, list | tuple) else str(part) for part in parts)
-        for parts in task.type.texts(rows)
-    ]
-
-
-def _sampled(rows: int, seed: int) -> list[int]:
-    return sorted(random.Random(seed).sample(range(rows), min(rows, _SAMPLE)))
+def _joined(rows: Iterable[Sequence[Any]]) -> list[str]:
+    return ["\n".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in parts) for parts in rows]

@@ -1,14 +1,18 @@
-"""Files of rows as tables: their formats and encodings, strict readers that name the line, and rows left out."""
+"""Files of rows as tables: formats and encodings, strict readers that name the line, rows left out; values of cells."""
 
 from __future__ import annotations
 
+import ast
 import codecs
 import csv
 import gzip
 import io
 import json
+import math
+import os
 import re
 import sys
+import unicodedata
 import warnings
 import zlib
 from collections import Counter
@@ -17,10 +21,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, check_known
 from attendrop.support.files import finite, write_bytes
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 SOURCE, TARGET, WORDS, TAGS = "source", "target", "tokens", "tags"
-# Column of a frame that has the line of each row; those of files are named by texts.
-LINE = 0
+# Columns of a frame beside those of the file, which are named by texts: the line of each row, and what was read of it.
+LINE, INPUTS, LABELS = 0, 1, 2
 # What is done with labels of evaluation data that training lacks.
 UNKNOWN_LABELS = (ERROR, WRONG) = ("error", "wrong")
 COUNT_AS_WRONG = f"(--unknown-labels {WRONG} counts it as wrong)"
@@ -44,8 +48,6 @@ ENCODINGS = {
     "utf-8": "UTF-8",
     "utf-8-sig": "UTF-8 with a byte-order mark",
     "utf-16": "UTF-16",
-    "utf-16-le": "UTF-16 without a byte-order mark (a guess)",
-    "utf-16-be": "UTF-16 without a byte-order mark (a guess)",
     "cp1252": "Windows-1252 (a guess)",
 }
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -62,6 +64,7 @@ _LINE_END = re.compile("\r\n|\r|\n")
 # Line before the header that names the separator to Excel.
 _SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
 _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
+_NO_VALUE = "the row has no value"
 # Places that a message names, lines by which the separator is found, and rows that are collected at a time.
 _SHOWN, _SNIFFED, _BLOCK = 5, 50, 4096
 # Names of the columns of CoNLL-U that are read, with their places.
@@ -71,8 +74,8 @@ _CONLLU_WIDTH = 10
 _COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
 # Number in the file, line and values of a row.
 _Row = tuple[int, int, list[Any]]
-
-# Names of files -------------------------------------------------------------------------------------------------------
+# A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it.
+Sentence = tuple[int, list[list[str]], list[str]]
 
 
 def files_of(name: str | Path) -> tuple[Path, ...]:
@@ -107,7 +110,155 @@ def default_label_type(name: str | None) -> str:
     return "text" if len(files_of(name or "")) > 1 else "auto"
 
 
+# Values ---------------------------------------------------------------------------------------------------------------
+
+# What labels may be, and those of tables with columns of texts and a column of labels, whose columns are guessed.
+LABEL_TYPES = ("auto", "choice", "class", "labels", "number", "tags", "text")
+GUESSED = ("auto", "class", "labels", "number")
+# Longer ones cannot be read as integers or floating-point numbers.
+_WHOLE = re.compile(r"[+-]?[0-9]{1,300}(\.0*)?")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# Decimal commas, separators of thousands, percent signs.
+_THOUSANDS = r"[0-9]{1,3}(([,.' \u00a0\u202f])[0-9]{3}(\3[0-9]{3})*)([.,][0-9]+)?"
+_NOTATION = re.compile(rf"[+-]?([0-9]*[.,]?[0-9]+|{_THOUSANDS})\s?%?")
+HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs and separators of thousands, such as 0.5"
+# Texts that often stand for a label that is not there.
+MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "(null)", "[null]", "\\n", "nil", "-", "--", "?"}
+# How a column for each label says whether a row has it.
+_YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+# What may be between the labels of a row that has several.
+LABEL_SEPARATORS = re.compile(r"[;|,]")
+# An array of texts, as NumPy prints one: without commas between them.
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+_ARRAY = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))*\s*\]")
+# Letters of scripts without spaces between words: Chinese and Japanese; Thai, Lao, Burmese and Khmer.
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_LONG_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+_WORD_LIKE = re.compile(rf"[{UNSPACED}]{{1,2}}|[{_LONG_UNSPACED}]{{1,6}}|[^\s{UNSPACED}{_LONG_UNSPACED}]+")
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def may_be_missing(text: str) -> bool:
+    """Return whether a text is blank, or a word for what is not there, such as "n/a" or "nan"."""
+    return text.strip().casefold() in {*MISSING, "", "nan", "nat"}
+
+
+def written(value: Any) -> str:
+    """Return the text of a label, without surrounding spaces; empty for a missing one."""
+    return "" if is_missing(value) else str(value).strip()
+
+
+def plain(text: str) -> str:
+    """Return a text without differences of case, spaces and Unicode forms of the same letters."""
+    text = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    return " ".join(text.casefold().split())
+
+
+def count_words(text: str) -> int:
+    """Count the words of a text; where a script has no spaces, as many letters are one as an average word has."""
+    return len(text.split() if text.isascii() else _WORD_LIKE.findall(text))
+
+
+def read_text(value: Any) -> str:
+    """Return a text; raise BadValue for an empty one, a missing number and what is none. "NaN" is a text."""
+    if isinstance(value, str) and value.strip():
+        return value
+    if value is None or isinstance(value, str):
+        raise BadValue("the text is empty")
+    raise BadValue("the text is NaN" if is_missing(value) else f"{value!r} is not text")
+
+
+def number_form(label: str) -> str:
+    """Return the form of a label: "whole", "decimal", "notation" or "text".
+
+    Whole numbers may end with ``.0``; "decimal" are other numbers; "notation" is what looks like a number, but is not
+    read as one, such as ``0,5`` or ``10%``.
+    """
+    if _WHOLE.fullmatch(label):
+        return "whole"
+    if _DECIMAL.fullmatch(label):
+        return "decimal"
+    return "notation" if _NOTATION.fullmatch(label) else "text"
+
+
+def class_name(value: Any) -> str:
+    """Return the class name of a label: ``1.0``, which pandas writes for integers in a column with gaps, is ``1``."""
+    name = written(value)
+    return str(int(name.partition(".")[0])) if "." in name and number_form(name) == "whole" else name
+
+
+def read_class(value: Any) -> str:
+    """Return the class name of a label; raise BadValue if there is none, or it is neither a class nor a number."""
+    text = "" if value is None else str(value).strip()
+    if text.lower() in ("", "nan"):
+        raise BadValue("the label is NaN" if text else "the label is empty")
+    if not isinstance(value, str | int | float):
+        raise BadValue(f"{value!r} is neither a class nor a number")
+    return class_name(value)
+
+
+def pointed(number: str) -> str:
+    """Return a number with a decimal point where it has a decimal comma."""
+    return number if "." in number else number.replace(",", ".")
+
+
+def yes_or_no(value: Any) -> bool | None:
+    """Read a value that says whether a row has a label, such as ``1`` or ``false``; None of others."""
+    text = str(value).strip().lower()
+    return _YES_NO.get(text.split(".")[0] if number_form(text) == "whole" else text)
+
+
+def listed(value: Any) -> list[Any] | None:
+    """Return a list, also one in JSON, or as Python or NumPy print one, which pandas writes; None for anything else."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    text = value.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            if _ARRAY.fullmatch(text):  # of which Python would join the texts
+                return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
+            found = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    return found if isinstance(found, list) else None
+
+
+def label_names(value: Any) -> list[str]:
+    """Return the names in a label of a file: a list, a list in JSON, or a text with separators; missing ones empty."""
+    found = listed(value)
+    if found is None:
+        text = written(value)
+        found = LABEL_SEPARATORS.split(text) if text else []
+    return list(map(written, found))
+
+
+def joined_labels(labels: Iterable[Any]) -> str | None:
+    """Describe a label that is others joined by a separator, such as ``urgent|vip``; None if there is none."""
+    names = {label.strip(): None for label in dict.fromkeys(each for each in labels if isinstance(each, str))}
+    for name in names:
+        parts = [part.strip() for part in LABEL_SEPARATORS.split(name)]
+        if len(parts) > 1 and all(part and part in names for part in parts):
+            return f"{name!r} joins other labels: if rows have several labels, or none, set --label-type labels"
+    return None
+
+
 # Rows -----------------------------------------------------------------------------------------------------------------
+
+
+class BadValue(ValueError):
+    """What is wrong with values of a row, a sentence without its full stop; of several columns, the place of one."""
+
+    def __init__(self, problem: str, column: int | None = None) -> None:
+        super().__init__(problem)
+        self.column = column
 
 
 @dataclass(frozen=True)
@@ -139,39 +290,35 @@ class BadRows:
         self.skipped: list[SkippedRow] = []
         self.left_out: dict[int, SkippedRow] = {}
 
-    def add(self, path: Path, place: str, index: int, problem: str, row: Any, column: str | None = None) -> None:
-        """Report an invalid row, see :class:`SkippedRow`; a problem is a sentence without its full stop.
-
-        Raises:
-            AttendropError: Invalid rows are not skipped.
-        """
-        reason = f"column {column!r}: {problem}" if column is not None else problem
+    def add(self, path: Path, place: str, index: int, reason: str, row: Any) -> None:
+        """Report an invalid row, see :class:`SkippedRow`; raise AttendropError unless such rows are skipped."""
         if not self.skip:
             end = "" if reason.endswith("?") else "."  # after a suggestion
-            separator = ", " if column is not None else ": "
+            separator = ", " if reason.startswith("column '") else ": "
             raise AttendropError(f"{path}, {place}{separator}{reason}{end} Correct it, or add --skip-bad-rows.")
         self.left_out[index] = SkippedRow(str(path), place, reason, row)
         self.skipped.append(self.left_out[index])
 
 
+def in_order(skipped: Sequence[SkippedRow]) -> list[SkippedRow]:
+    """Sort skipped rows in the order of each file."""
+    files = list(dict.fromkeys(row.file for row in skipped))
+    return sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
+
+
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
     """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
-    lines = [json.dumps(finite(asdict(row)), ensure_ascii=False, default=str) + "\n" for row in _in_order(skipped)]
+    lines = [json.dumps(finite(asdict(row)), ensure_ascii=False, default=str) + "\n" for row in in_order(skipped)]
     write_bytes(Path(path), "".join(lines).encode(errors="backslashreplace"))
 
 
 def skipped_places(skipped: Sequence[SkippedRow]) -> str:
     """Return where the first skipped rows are: "train.csv: line 3, line 9; dev.csv: line 2, ..."."""
     places: dict[str, list[str]] = {}
-    for row in _in_order(skipped)[:_SHOWN]:
+    for row in in_order(skipped)[:_SHOWN]:
         places.setdefault(row.file, []).append(row.place)
     shown = "; ".join(f"{file}: {', '.join(found)}" for file, found in places.items())
     return shown + (", ..." if len(skipped) > _SHOWN else "")
-
-
-def _in_order(skipped: Sequence[SkippedRow]) -> list[SkippedRow]:
-    files = list(dict.fromkeys(row.file for row in skipped))
-    return sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +338,7 @@ class Table:
     frame: pd.DataFrame
     unit: str = "line"
     delimiter: str = ""
-    _cells: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)  # columns that were read
+    _cells: dict[str | int, list[Any]] = field(default_factory=dict, init=False, repr=False)  # that were read
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -199,25 +346,25 @@ class Table:
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        return list(self.frame.columns[1:])
+        return [name for name in self.frame.columns if isinstance(name, str)]
 
     @property
     def places(self) -> list[str]:
         """Where each row is, such as "line 7"."""
         return [f"{self.unit} {line}" for line in self.frame[LINE]]
 
-    def column(self, name: str) -> list[Any]:
+    def column(self, name: str | int) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
         if name not in self.frame.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
-            check_known(name, self.columns, f"{self.path} has no column {name!r}", listed)
+            check_known(str(name), self.columns, f"{self.path} has no column {name!r}", listed)
         return self._cells[name] if name in self._cells else self._cells.setdefault(name, self.frame[name].tolist())
 
-    def values(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    def values(self, names: Sequence[str | int]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
         return list(zip(*map(self.column, names), strict=True)) if names else [()] * len(self)
 
-    def with_column(self, name: str, values: Sequence[Any]) -> Table:
+    def with_column(self, name: str | int, values: Sequence[Any]) -> Table:
         """Return the table with other values in a column, or with another column, the last."""
         import pandas as pd
 
@@ -225,31 +372,31 @@ class Table:
         frame[name] = pd.Series(values, frame.index, object)
         return replace(self, frame=frame)
 
-    def checked(self, columns: str | Sequence[str], problem_of: Callable[[Any], str | None], bad: BadRows) -> Table:
-        """Return the table without rows in which ``problem_of`` finds a problem; report these to ``bad``.
+    def read(self, columns: Sequence[Any], read: Callable[..., Any], bad: BadRows, into: int | None = None) -> Table:
+        """Read each row; leave out those whose values cannot be read.
 
         Args:
-            columns: The column that it reads the values of, or several, of which it reads the values of a row.
-            problem_of: Describes a problem as a sentence without its full stop.
-            bad: Handling of the rows.
+            columns: Columns of the values.
+            read: Function of the values of a row, which may raise BadValue.
+            bad: To whom rows that are left out are reported.
+            into: Column for what is read.
         """
-        if isinstance(columns, str):
-            problems = [_NUL if _has_nul(value) else problem_of(value) for value in self.column(columns)]
-        else:
-            problems = list(map(problem_of, self.values(columns)))
-        good = [problem is None for problem in problems]
-        if all(good):
-            return self
-        for row, problem in enumerate(problems):
-            if problem is not None:
-                line, *values = self.frame.iloc[row].tolist()
-                content, place = dict(zip(self.columns, values, strict=True)), f"{self.unit} {line}"
-                column = columns if isinstance(columns, str) else None
-                bad.add(self.path, place, int(self.frame.index[row]), problem, content, column)
-        return replace(self, frame=self.frame[good])
-
-
-_NUL = "it has a NUL character, which no text has"
+        found, good, typed = [], [], not self.delimiter  # only JSON and Parquet can hold NUL characters
+        for row, values in enumerate(self.values(columns)):
+            try:
+                for place, value in enumerate(values if typed else ()):
+                    if _has_nul(value):
+                        raise BadValue("it has a NUL character, which no text has", place)
+                found.append(read(*values))
+                good.append(True)
+            except BadValue as problem:
+                good.append(False)
+                line, content = self.frame[LINE].iloc[row], {name: self.frame[name].iloc[row] for name in self.columns}
+                column = problem.column if len(columns) > 1 else 0
+                where = "" if column is None else f"column {columns[column]!r}: "
+                bad.add(self.path, f"{self.unit} {line}", int(self.frame.index[row]), f"{where}{problem}", content)
+        table = self if all(good) else replace(self, frame=self.frame[good])
+        return table if into is None else table.with_column(into, found)
 
 
 def _has_nul(value: Any) -> bool:
@@ -280,21 +427,43 @@ def _tables(
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def read_table(path: str | Path, bad: BadRows | None = None, most: int | None = None) -> Table:
-    """Read a file, or its first ``most`` rows, as one table; see :func:`read_chunks`."""
-    bad = bad or BadRows()
-    table = next(read_chunks(path, most, bad), None)
+def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
+    """Read a file as one table, see :func:`read_chunks`.
+
+    A run guesses columns, checks files and loads them: what was read is remembered, until they are loaded.
+    """
+    bad, files = bad or BadRows(), files_of(path)
+    there = all(file.is_file() for file in files)  # else reading says what is missing
+    states = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, files)] if there else []
+    table, found, said = read_once(str(path), tuple(states))
+    for message in said:
+        warnings.warn(message, stacklevel=2)
+    for row, left_out in found.left_out.items():
+        if left_out.reason == _NO_VALUE:
+            bad.left_out[row] = left_out
+        else:
+            bad.add(Path(left_out.file), left_out.place, row, left_out.reason, left_out.row)
     if table is None:
-        first = bad.skipped[0]
+        first = found.skipped[0]
         raise AttendropError(
-            f"{path} has no valid row: {counted(len(bad.skipped), 'row')} skipped; {first.place}: {first.reason}."
+            f"{path} has no valid row: {counted(len(found.skipped), 'row')} skipped; {first.place}: {first.reason}."
         )
     return table
 
 
+@lru_cache(maxsize=4)
+def read_once(path: str, states: tuple[tuple[int, ...], ...]) -> tuple[Table | None, BadRows, list[str]]:
+    """Read a file, whose ``states`` change with it; return what is left out of it, and warnings, too."""
+    bad = BadRows(skip=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table = next(read_chunks(path, None, bad), None)
+    return table, bad, [str(warning.message) for warning in caught]
+
+
 def column_names(path: str | Path) -> list[str]:
-    """Return the columns of a file, of which only the first valid row is read."""
-    return read_table(path, BadRows(skip=True), 1).columns
+    """Return the columns of a file."""
+    return read_table(path, BadRows(skip=True)).columns
 
 
 def read_chunks(
@@ -313,13 +482,10 @@ def read_chunks(
 
     Args:
         path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
-        size: Number of rows in a chunk; None reads one table.
+        size: Number of rows in a chunk, at most; None reads one table.
         bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
             sentences. By default, the first raises.
         format: Format such as "csv"; by default, the extension of ``path``.
-
-    Yields:
-        Tables of at most ``size`` rows.
 
     Raises:
         AttendropError: The file is missing, empty or broken, or its extension is unknown.
@@ -336,13 +502,9 @@ def read_chunks(
     if name != STDIN and not path.is_file() and (suffix in _READERS or not path.suffix or path.is_dir()):
         raise AttendropError(f"{path} is not a file." if path.exists() else f"there is no file {path}.")
     if suffix not in _READERS:
-        old = "save it as .xlsx, or as CSV in UTF-8" if suffix in (".xls", ".ods") else ""
-        fix = old or f"give a file with one of {', '.join(_READERS)}"
-        raise AttendropError(f"{path} has the unknown extension {suffix!r}; {fix}.")
-    if name == STDIN and suffix in (".parquet", ".xlsx"):
-        raise AttendropError(f"A {suffix} file cannot be read from standard input; give its name.")
-    if suffix in (".parquet", ".xlsx") and name.lower().endswith(".gz"):
-        raise AttendropError(f"{path} is packed; unpack it: `gunzip {path}`.")
+        raise AttendropError(f"{path} has the unknown extension {suffix!r}; save it as one of {', '.join(_READERS)}.")
+    if suffix in (".parquet", ".xlsx") and (name == STDIN or name.lower().endswith(".gz")):
+        raise AttendropError(f"A {suffix} file is neither read from standard input nor packed; give the name of one.")
     rows_before, table = len(bad.skipped), None
     for table in _READERS[suffix](path, size, bad):
         yield table
@@ -352,10 +514,7 @@ def read_chunks(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, str]]:
-    """Open a text file, or standard input, which stays open, unpacked, to read bytes; find its encoding.
-
-    It is found by the start and, unless it is UTF-16, by all bytes.
-    """
+    """Open a text file, or standard input, which stays open, unpacked, to read bytes; find its encoding."""
     with ExitStack() as stack:
         if str(path) == STDIN:
             file: Any = io.BufferedReader(sys.stdin.buffer)
@@ -368,31 +527,19 @@ def _opened(path: Path) -> Iterator[tuple[Any, str]]:
             for magic, what in _NO_TEXT.items():
                 if start.startswith(magic):
                     raise AttendropError(f"{path} is {what}.")
-            marked = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
-            # In UTF-16, spaces, separators and line ends have a zero byte on one side; few letters on the other.
-            zeros = {"utf-16-le": start[1::2].count(0), "utf-16-be": start[::2].count(0)}
-            for encoding, others in zip(zeros, reversed(zeros.values()), strict=True):
-                has_lines = zeros[encoding] > max(others, len(start) // 64) and "\n".encode(encoding) in start
-                if marked is None and (has_lines or zeros[encoding] > len(start) // 4):
-                    yield file, encoding
-                    return
-            if marked == "utf-16" or str(path) == STDIN:  # which cannot be read twice
-                yield file, marked or "utf-8"
-                return
-            letters = broken = 0
-            decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-            for block in chain(iter(partial(file.read, 2**20), b""), [b""]):
-                text = decoder.decode(block, final=not block)
-                if not text.isascii():
-                    broken += len(_SURROGATE.findall(text))
-                    letters += len(text) - len(text.encode("ascii", "ignore"))
-            file.seek(0)
-            # Where most letters are UTF-8 already, the file is UTF-8 with a broken place. Some programs write the mark
-            # of UTF-8 before text that is not: the mark is a letter here.
-            encoding = "cp1252" if 2 * broken > letters else marked or "utf-8"
-            if encoding == "cp1252" and start.startswith(codecs.BOM_UTF8):
-                file.read(len(codecs.BOM_UTF8))
-            yield file, encoding
+            encoding = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
+            if encoding is None and str(path) != STDIN:  # which cannot be read twice
+                letters = broken = 0
+                decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+                for block in chain(iter(partial(file.read, 2**20), b""), [b""]):
+                    text = decoder.decode(block, final=not block)
+                    if not text.isascii():
+                        broken += len(_SURROGATE.findall(text))
+                        letters += len(text) - len(text.encode("ascii", "ignore"))
+                file.seek(0)
+                # Where most letters are UTF-8 already, the file is UTF-8 with a broken place.
+                encoding = "cp1252" if 2 * broken > letters else None
+            yield file, encoding or "utf-8"
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise AttendropError(f"{path} is not a readable gzip file ({error}).") from None
 
@@ -468,6 +615,7 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
     It differs from the ``usual`` one if it divides the header into more columns, or the usual one does not divide most
     rows as it divides the header; and if it divides most rows into as many columns as the header.
     """
+    lines = [line.replace("\r", " ") for line in lines]  # within a line, it is refused later
     widths = {each: [len(record) for record in csv.reader(lines, delimiter=each) if record] for each in SEPARATORS}
     if not widths[usual]:
         return usual  # blank lines
@@ -483,8 +631,7 @@ def delimiter_of(lines: Sequence[str], usual: str) -> str:
 
 def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> Iterator[Table]:
     csv.field_size_limit(LONGEST)  # for all readers of the process; the default of 131,072 is too low for documents
-    with text_lines(path) as raw:
-        lines = _returns_kept(path, raw)
+    with text_lines(path) as lines:
         first = list(islice(lines, _SNIFFED))
         if said := _SEPARATOR_LINE.fullmatch(first[0]):
             first[0] = "\n"  # no header, but a line to count
@@ -503,24 +650,6 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
             yield table
 
 
-def _returns_kept(path: Path, lines: Iterable[str]) -> Iterator[str]:
-    """Replace carriage returns within lines by NUL, which no text has, for the reader of CSV ends rows there; warn."""
-    found = list[int]()
-    for number, line in enumerate(lines, start=1):
-        body = line.rstrip("\r\n")
-        if "\r" in body:
-            found += [] if body.partition("\r")[0].count('"') % 2 else [number]  # it may be in a quoted field
-            line = body.replace("\r", "\0") + line[len(body) :]
-        yield line
-    if found:
-        shown = ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")
-        warnings.warn(
-            f"{path}: a carriage return without a line feed is read as part of a text ({counted(len(found), 'line')}: "
-            f"{shown}); where it is to end a row, write a line feed, and elsewhere best a space.",
-            stacklevel=2,
-        )
-
-
 def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the records with their first lines, without blank lines, which are not rows to pandas, either."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
@@ -533,13 +662,13 @@ def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple
                     f"one. If the quotes are part of the texts, {_HOW_TO_QUOTE}."
                 )
             if record:
-                yield line, [value.replace("\0", "\r") for value in record]
+                yield line, record
             line = reader.line_num + 1
     except csv.Error as error:
-        raise AttendropError(
-            f"{path}, line {line}: broken quoting ({error}); a field that begins with a quote must end with one, and "
-            "quotes inside it are doubled."
-        ) from None
+        problem = f"broken quoting ({error}); a field that begins with a quote ends with one, and doubles those inside"
+        if "new-line character" in str(error):
+            problem = "a carriage return without a line feed; write a line feed where a row ends, elsewhere a space"
+        raise AttendropError(f"{path}, line {line}: {problem}.") from None
 
 
 def _own_names(path: Path, header: list[str]) -> list[str]:
@@ -552,9 +681,8 @@ def _own_names(path: Path, header: list[str]) -> list[str]:
             own = f"{name}.{number}"
         names[own], numbers[name] = name, number
         if number > 1 and name:
-            warnings.warn(
-                f"{path} has more than one column {name!r}: column {place + 1} is read as {own!r}.", stacklevel=3
-            )
+            said = f"{path} has more than one column {name!r}: column {place + 1} is read as {own!r}."
+            warnings.warn(said, stacklevel=3)
     return list(names)
 
 
@@ -565,13 +693,11 @@ def _fitting(
     width = len(header)
     for index, (line, record) in enumerate(records):
         if width > 1 and not any(record):
-            bad.left_out[index] = SkippedRow(str(path), f"line {line}", "the row has no value", {})
+            bad.left_out[index] = SkippedRow(str(path), f"line {line}", _NO_VALUE, {})
         elif len(record) == width:
             yield index, line, record
         else:
-            problem = f"{counted(len(record), 'field')} where the header has {width}"
-            returns = any("\r" in value for value in record)
-            problem += f"; {'a carriage return without a line feed ends no row' if returns else hint}"
+            problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
             bad.add(path, f"line {line}", index, problem, record)
 
 
@@ -581,22 +707,18 @@ def _joined_rows(table: Table) -> list[str]:
     A line within such a field begins or ends as other rows do, or has as many separators, without spaces after them.
     """
     separator, width, joined = table.delimiter, len(table.columns), list[str]()
-    broken = {n for name in table.columns for n, v in enumerate(table.column(name)) if "\n" in v or "\r" in v}
-    if not broken:
-        return joined
-    begins, ends = (
-        {value for value, count in Counter(table.column(name)).items() if value and count > 1}
-        for name in (table.columns[0], table.columns[-1])
-    )
-    for line, *row in table.frame.iloc[sorted(broken)].itertuples(index=False, name=None):
+    broken = sorted({n for name in table.columns for n, v in enumerate(table.column(name)) if "\n" in v or "\r" in v})
+    names = (table.columns[0], table.columns[-1]) if broken else ()
+    usual = [{v for v, count in Counter(table.column(name)).items() if v and count > 1} for name in names]
+    for line, *row in table.frame.iloc[broken].itertuples(index=False, name=None):
         fields = [_LINE_END.split(field) for field in row if "\n" in field or "\r" in field]
-        for lines in fields:
-            begun = any(separator in each and each.partition(separator)[0] in begins for each in lines[1:])
-            ended = any(separator in each and each.rpartition(separator)[2] in ends for each in lines[:-1])
-            divided = [each for each in lines[1:-1] if each.count(separator) == width - 1 > 1]
-            if begun or ended or any(f"{separator} " not in each for each in divided):
-                joined.append(f"{line}-{line + sum(len(lines) - 1 for lines in fields)}")
-                break
+        if any(
+            any(separator in each and each.partition(separator)[0] in usual[0] for each in lines[1:])
+            or any(separator in each and each.rpartition(separator)[2] in usual[1] for each in lines[:-1])
+            or any(each.count(separator) == width - 1 > 1 and f"{separator} " not in each for each in lines[1:-1])
+            for lines in fields
+        ):
+            joined.append(f"{line}-{line + sum(len(lines) - 1 for lines in fields)}")
     return joined
 
 
@@ -606,41 +728,35 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 
     try:
         from openpyxl.utils.escape import unescape  # Excel writes a carriage return as _x000D_
+
+        with warnings.catch_warnings(action="ignore"), pd.ExcelFile(path, "openpyxl") as book:  # of what writing loses
+            titles = [sheet.title for sheet in book.book.worksheets if sheet.sheet_state == "visible"]
+            sheets = book.parse(titles, header=None, dtype=object, na_filter=False)
     except ImportError:
         raise AttendropError(
             f"{path}: Excel workbooks need openpyxl; run `pip install 'attendrop[excel]'`, or save the sheet as CSV."
         ) from None
-    lines: list[tuple[int, list[str]]] = []
-    try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            pd.ExcelFile(path, engine="openpyxl") as book,
-        ):  # of what writing loses
-            sheets = [sheet for sheet in book.book.worksheets if sheet.sheet_state == "visible"] or book.book.worksheets
-            for sheet in sheets:
-                cells = book.parse(sheet.title, header=None, dtype=object, na_filter=False).itertuples(index=False)
-                rows = ([unescape(_cell(value)) for value in row] for row in cells)
-                if lines := [(number, row) for number, row in enumerate(rows, start=1) if any(row)]:
-                    break
     except Exception as error:  # of any class: openpyxl hardly checks what it parses
         raise AttendropError(f"{path} is not a readable Excel workbook ({error}); save it anew, or as CSV.") from None
-    if not sheets:
-        raise AttendropError(f"{path} has no sheet that can be read; save it as a usual Excel workbook, or as CSV.")
-    if not lines:
+    for title, sheet in sheets.items():
+        rows = ([unescape(_cell(value)) for value in row] for row in sheet.itertuples(index=False))
+        lines = [(number, row) for number, row in enumerate(rows, start=1) if any(row)]
+        if not lines:
+            continue
+        if len(sheets) > 1:
+            warnings.warn(
+                f"{path}: of its sheets {', '.join(titles)}, {title!r} is read; to read another, move it to the front, "
+                "or save it as CSV.",
+                stacklevel=2,
+            )
+        (_, header), *records = lines
+        width = max(number for number, name in enumerate(header, start=1) if name)
+        # A row that is longer than the header has values without a column, an error as in CSV.
+        fields = [(line, row if any(row[width:]) else row[:width]) for line, row in records]
+        header = _own_names(path, header[:width])
+        hint = "the first row with values must name every column"
+        yield from _tables(path, header, _fitting(path, header, fields, bad, hint), size)
         return
-    if len(book.sheet_names) > 1:
-        warnings.warn(
-            f"{path}: of its sheets {', '.join(book.sheet_names)}, {sheet.title!r} is read; to read another, move it "
-            "to the front, or save it as CSV.",
-            stacklevel=2,
-        )
-    (_, header), *records = lines
-    width = max(number for number, name in enumerate(header, start=1) if name)
-    # A row that is longer than the header has values without a column, an error as in CSV.
-    records = [(line, row if any(row[width:]) else row[:width]) for line, row in records]
-    header = _own_names(path, header[:width])
-    hint = "the first row with values must name every column"
-    yield from _tables(path, header, _fitting(path, header, records, bad, hint), size)
 
 
 def _cell(value: Any) -> str:
@@ -656,31 +772,22 @@ def _cell(value: Any) -> str:
 
 
 def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool = False) -> Iterator[Table]:
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(row := dict(pairs)) < len(pairs):
-            raise ValueError("a key occurs twice")
-        return row
-
-    read = partial(json.loads, object_pairs_hook=without_duplicates)
-
     def objects(lines: Iterable[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
         there = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         for index, (number, line) in enumerate(there):
+            problem = f'every {unit} must be an object such as {{"text": ...}}'
             try:
-                row = read(line)
+                row = json.loads(line)
                 # JSON can write half of a pair of surrogates, which is no character.
                 dumped = json.dumps(row, ensure_ascii=False) if _ESCAPED_SURROGATE.search(line) else ""
+                if half := _SURROGATE.search(dumped):
+                    problem = f"{half[0]!r} is half of a surrogate pair, not a character"
+                elif isinstance(row, dict):
+                    yield index, number, row
+                    continue
             except (ValueError, RecursionError) as error:
                 array = "; name a file with a JSON array .json" if number == 1 and line.lstrip()[0] == "[" else ""
-                bad.add(path, f"{unit} {number}", index, f"not valid JSON ({error}){array}", line)
-                continue
-            if half := _SURROGATE.search(dumped):
-                problem = f"{half[0]!r} is half of a surrogate pair, not a character"
-            elif isinstance(row, dict):
-                yield index, number, row
-                continue
-            else:
-                problem = f'every {unit} must be an object such as {{"text": ...}}'
+                problem = f"not valid JSON ({error}){array}"
             bad.add(path, f"{unit} {number}", index, problem, line)
 
     # An array may be a single line, and is in memory as a whole.
@@ -691,7 +798,7 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         lines, unit = chain(start, lines), "line"
         if may_be_array and start[-1].lstrip().startswith("["):
             try:
-                lines, unit = map(json.dumps, read("".join(lines))), "row"
+                lines, unit = map(json.dumps, json.loads("".join(lines))), "row"
             except (ValueError, RecursionError) as error:
                 raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
         columns, rows = list[str](), objects(lines)
@@ -741,14 +848,6 @@ def _read_lines(files: Sequence[Path], columns: Sequence[str], size: int | None)
         yield from _tables(Path(", ".join(map(str, files))), columns, rows(), size)
 
 
-class Sentence(NamedTuple):
-    """A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it."""
-
-    line: int
-    words: list[list[str]]
-    comments: list[str]
-
-
 def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
     """Yield the sentences of a column file, given its lines.
 
@@ -760,7 +859,7 @@ def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) ->
         line = line.rstrip("\r\n")
         if not line.strip() or line.startswith("-DOCSTART-"):
             if words:
-                yield Sentence(first, words, comments)
+                yield first, words, comments
             if words or not line.strip():
                 words, comments = [], []
         elif not words and comment.match(line):
@@ -775,7 +874,7 @@ def _read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         sentences = read_sentences(lines)
         if (begin := next(sentences, None)) is None:
             return
-        width = len(begin.words[0])
+        width = len(begin[1][0])
         others = [f"column_{number}" for number in range(2, width)]
 
         def rows() -> Iterator[_Row]:
@@ -793,21 +892,20 @@ def _read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 def _read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     """Read a file of Universal Dependencies, without tokens of several words, 3-4, and empty words, 8.1."""
 
-    def problem_of(words: list[list[str]]) -> str | None:
-        for number, word in enumerate(words, start=1):
-            if len(word) != _CONLLU_WIDTH:
-                return f"word {number} has {counted(len(word), 'column')} instead of {_CONLLU_WIDTH}, separated by tabs"
-            if word[0] != str(number):
-                return f"word {number} has the number {word[0]}"
-        return None if words else "the sentence has no words"
-
     def rows() -> Iterator[_Row]:
         for index, (line, all_words, _) in enumerate(read_sentences(lines, _CONLLU_COMMENT)):
             words = [word for word in all_words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
-            if (problem := problem_of(words)) is None:
-                yield index, line, [[word[at] for word in words] for at in _CONLLU.values()]
-            else:
+            problem = "" if words else "the sentence has no words"
+            for number, word in reversed(list(enumerate(words, start=1))):  # the first is told
+                if len(word) != _CONLLU_WIDTH:
+                    columns = counted(len(word), "column")
+                    problem = f"word {number} has {columns} instead of {_CONLLU_WIDTH}, separated by tabs"
+                elif word[0] != str(number):
+                    problem = f"word {number} has the number {word[0]}"
+            if problem:
                 bad.add(path, f"line {line}", index, problem, [" ".join(word) for word in all_words])
+            else:
+                yield index, line, [[word[at] for word in words] for at in _CONLLU.values()]
 
     with text_lines(path) as lines:
         yield from _tables(path, list(_CONLLU), rows(), size)

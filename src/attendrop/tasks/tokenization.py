@@ -1,20 +1,22 @@
-"""Tokenizers and tokenization: loading, padding token, maximum length, and the columns that models read."""
+"""Tokenizers, and texts that are longer than a model reads: their first tokens, first and last, or windows over all.
+
+Where a text is read in several windows, the encoded rows have the column "document", the number of the text of each.
+PyTorch is not imported until a tokenizer is loaded, for options name what is here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
-
-from datasets import Dataset
-from huggingface_hub import try_to_load_from_cache
-from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.support.models import position_limit
-from attendrop.tasks.long_texts import DOCUMENT
+
+if TYPE_CHECKING:
+    import numpy as np
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
@@ -23,6 +25,13 @@ _VOCABULARY = "tokenizer.json"
 _SPACE = "▁"
 # Vocabularies that transformers finds although the class of a tokenizer does not name them.
 _ALSO_READ = ("tokenizer.model", "spm.model", "tiktoken.model", "tekken.json")
+HEAD, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("head", "head+tail", "windows")
+# Column with the number of the text to which an encoded row belongs.
+DOCUMENT = "document"
+# Fraction of what is kept that is from the beginning: 128 of 510 tokens in Sun et al. (2019).
+_HEAD_FRACTION = 0.25
+# Fraction of a window that the next one repeats, at least.
+_OVERLAP = 0.25
 
 
 def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
@@ -31,16 +40,17 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
     Raises:
         AttendropError: The model has no vocabulary; transformers would make up one of a few special tokens.
     """
+    from huggingface_hub import try_to_load_from_cache
+    from transformers import AutoTokenizer
+
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
     names = [_VOCABULARY, *(name for role, name in found.vocab_files_names.items() if "vocab" in role)]
     folder = Path(place)
-
-    def is_there(name: str) -> bool:
-        """Look in the folder, or, since the tokenizer was loaded from the hub, in the cache."""
-        return (folder / name).is_file() if folder.is_dir() else isinstance(try_to_load_from_cache(place, name), str)
-
-    # A class without such files reads bytes or characters.
-    if found.vocab_files_names and not any(map(is_there, (*names, *_ALSO_READ))):
+    there = (  # in the folder, or, since the tokenizer was loaded from the hub, in the cache
+        (folder / name).is_file() if folder.is_dir() else isinstance(try_to_load_from_cache(place, name), str)
+        for name in (*names, *_ALSO_READ)
+    )  # fmt: skip
+    if found.vocab_files_names and not any(there):  # a class without such files reads bytes or characters
         raise AttendropError(
             f"The model in {place!r} has no tokenizer: there is no {' or '.join(names)}. Copy all files that it "
             "was saved with."
@@ -58,6 +68,10 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.
     """
+    from torch import nn
+
+    from attendrop.support.models import position_limit
+
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise AttendropError(f"The tokenizer of {name!r} has neither a padding nor an end-of-sequence token.")
@@ -75,7 +89,7 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def unknown_rows(encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the rows without a token that the tokenizer knows, of those that :func:`encode_columns` returned."""
+    """Count the rows without a token that the tokenizer knows, of those that ``encode_columns`` returned."""
     numbers = encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
     unknown, known = {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids(_SPACE)}, set()
     for row, ids in zip(numbers, encoded["input_ids"], strict=True):
@@ -88,3 +102,78 @@ def unknown_rows(encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase)
 def columns_of(rows: Dataset) -> dict[str, Any]:
     """Return the columns of a data set, each of which is read when it is indexed."""
     return {name: rows[name] for name in rows.column_names}
+
+
+# Long texts -----------------------------------------------------------------------------------------------------------
+
+
+def split_long(
+    whole: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int, long_texts: str
+) -> dict[str, list[Any]]:
+    """Cut encoded texts, or split them into windows of ``max_length`` tokens, each with its special tokens.
+
+    Args:
+        whole: Columns of the encoded texts, not truncated, with an entry for each token.
+        tokenizer: The tokenizer.
+        max_length: Maximum number of tokens, including special tokens.
+        long_texts: ``"head+tail"`` keeps a quarter of ``max_length`` from the beginning and the rest from the end (Sun
+            et al., 2019); ``"windows"`` keeps all tokens: windows are spread evenly and overlap by a quarter at least.
+
+    Returns:
+        The columns, with a row for each piece, and "document".
+    """
+    special = tokenizer.num_special_tokens_to_add(pair=False)
+    ids, own = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+    first = next((place for place in range(special) if ids[place : place + len(own)] == own), special)
+    last, size = special - first, max_length - special
+    rows: dict[str, list[Any]] = {name: [] for name in (*whole, DOCUMENT)}
+    for number, ids in enumerate(whole["input_ids"]):
+        length = len(ids) - special
+        pieces: list[Sequence[int]] = [range(length)]
+        if length > size and long_texts == HEAD_TAIL:
+            head = int(size * _HEAD_FRACTION)
+            pieces = [[*range(head), *range(length - (size - head), length)]]
+        elif length > size:
+            overlap = int(size * _OVERLAP)
+            count = -(-(length - overlap) // (size - overlap))
+            starts = [round(number * (length - size) / (count - 1)) for number in range(count)]
+            pieces = [range(start, start + size) for start in starts]
+        for tokens in pieces:
+            kept = [*range(first), *(first + token for token in tokens), *range(len(ids) - last, len(ids))]
+            for name, values in whole.items():
+                rows[name].append([values[number][token] for token in kept])
+            rows[DOCUMENT].append(number)
+    return rows
+
+
+def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
+    """Yield the slice of the encoded rows of each text; they are consecutive."""
+    first = 0
+    for _, rows in groupby(encoded[DOCUMENT][:]):
+        last = first + len(list(rows))
+        yield slice(first, last)
+        first = last
+
+
+def texts_of(rows: Dataset) -> list[range]:
+    """Return the rows of each text in an encoded data set; one, unless the set has the column "document"."""
+    if DOCUMENT not in rows.column_names:
+        return [range(row, row + 1) for row in range(len(rows))]
+    return [range(each.start, each.stop) for each in document_slices({DOCUMENT: rows[DOCUMENT]})]
+
+
+def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Average the rows of each text; rows that are whole texts stay as they are."""
+    if DOCUMENT not in encoded:
+        return raw
+    import numpy as np
+
+    starts = [rows.start for rows in document_slices(encoded)]
+    counts = np.diff([*starts, len(raw)]).reshape(-1, *[1] * (raw.ndim - 1))
+    means: np.ndarray[Any, Any] = np.add.reduceat(raw, starts, axis=0) / counts
+    return means.astype(raw.dtype)
+
+
+def of_documents(values: Sequence[Any], encoded: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the value of each text, of values that all rows of a text have."""
+    return values if DOCUMENT not in encoded else [values[rows.start] for rows in document_slices(encoded)]

@@ -41,14 +41,6 @@ def test_it_is_the_regression_on_scaled_features(classes: int, balanced: bool) -
     assert fit.score == ("accuracy", np.mean(outputs.argmax(1) == labels))
 
 
-def test_strength_is_what_predicts_other_rows_best() -> None:
-    noise = [int(label) for label in RANDOM.integers(2, size=60)]
-    for labels, c in ((noise, 1.0), (LABELS, 100.0)):
-        centres = 0 if labels is noise else 30 * CENTRES[LABELS]
-        fit = fit_logistic_regression(FEATURES + centres, labels, 4)
-        assert fit is not None and fit.settings == {"C": c}
-
-
 def test_strength_is_what_predicts_other_groups_best() -> None:
     """Copies of a row tell which label it has, and nothing of other rows."""
     generator = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from helpers import zoo
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
-from attendrop.tasks.types.classification import Classification, Regression
+from attendrop.tasks.types.classification import Regression
 from attendrop.tasks.types.model_classes import configure_pooling, pooling_of
 
 SUFFIX = "MeanPoolingForSequenceClassification"
@@ -44,18 +44,6 @@ def test_logits_are_a_linear_function_of_the_mean_over_valid_tokens(family: str)
 
 
 # The choice -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "task_type", [Classification(("no", "yes")), Regression()], ids=lambda task_type: task_type.kind
-)
-def test_types_of_texts_take_the_class_of_the_choice(task_type: Any) -> None:
-    config = hf.BertConfig()
-    configure_pooling(config, "mean")
-    assert task_type.model_class(config).__name__ == "BertMeanPoolingForSequenceClassification"
-    configure_pooling(config, "cls")
-    assert task_type.model_class(config) is hf.AutoModelForSequenceClassification
-    assert config.to_dict() == hf.BertConfig().to_dict()
 
 
 def test_an_architecture_with_the_option_keeps_its_class() -> None:

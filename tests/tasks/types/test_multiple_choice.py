@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from attendrop import ADDrop, AttendropError, regularize
 from attendrop.tasks.base import Task, encode_columns
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.types.classification import MultipleChoice
 from attendrop.tasks.types.model_classes import choice_class
-from attendrop.tasks.types.multiple_choice import MultipleChoice
 
 HEAD = MultipleChoice(("A", "B", "C"))
 TASK = Task("files", "multiple-choice", ("question", "choices"), HEAD.label_names, "accuracy", "a test")
@@ -89,14 +89,6 @@ def test_what_is_dropped_of_a_row_does_not_depend_on_the_choices_of_others(
 
 
 # Encoding and outputs -------------------------------------------------------------------------------------------------
-
-
-def test_each_choice_is_read_with_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
-    columns = {"question": QUESTIONS, "choices": CHOICES}
-    encoded = encode_columns(columns, TASK, tokenizer, 32)
-    texts = [[tokenizer.decode(ids) for ids in row] for row in encoded["input_ids"]]
-    assert texts[2] == ["[CLS] the bird [SEP] bad [SEP]", "[CLS] the bird [SEP] good [SEP]"]
-    assert encoded["length"] == [9, 13, 6]
 
 
 def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:

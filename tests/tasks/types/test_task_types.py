@@ -1,7 +1,8 @@
-"""Facts of each kind of task, and that its labels survive files, models and predictions."""
+"""Facts of each kind of task; its labels survive files, models and predictions; rows that it cannot read."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from transformers import BertConfig, MarianConfig, PreTrainedConfig
 
 from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.table import LABEL_TYPES
 from attendrop.tasks.types.base import TaskType, row_array
-from attendrop.tasks.types.builtin import LABEL_TYPES
-from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
-from attendrop.tasks.types.multiple_choice import MultipleChoice
+from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
 from attendrop.tasks.types.registry import TASK_TYPES, get_task_type, task_type_of_model
 from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import Translation, WrittenText
@@ -88,8 +89,7 @@ def outputs_of(task_type: TaskType) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("task_type", EXAMPLES.values(), ids=EXAMPLES)
 def test_labels_survive_a_perfect_model(task_type: TaskType) -> None:
     written, _ = PERFECT[task_type.kind]
-    labels = task_type.read_labels(written)
-    assert not any(task_type.value_problem(value) or task_type.label_problem(value) for value in written)
+    labels = [task_type.read_label(value) for value in written]
     outputs = outputs_of(task_type)
     assert task_type.decode(task_type.checked(outputs)) == labels
     rows = task_type.prediction_rows(outputs, probabilities=False)
@@ -120,3 +120,51 @@ def test_translators_are_recognized_but_shown_as_classifiers() -> None:
     config = MarianConfig(architectures=["MarianMTModel"])
     assert task_type_of_model(config) == Translation()
     assert task_type_of_model(config, command="attend").kind == "classification"
+
+
+# Rows that cannot be read ---------------------------------------------------------------------------------------------
+
+Record = dict[str, Any]
+LABELS = ("label_type labels; text_columns x", [{"x": "a", "label": ["art"]}, {"x": "a", "label": ["music"]}])
+TAGS = ("label_type tags; text_columns x", [{"x": ["a", "cat"], "label": ["O", "B-X"]}])
+CHOICES = ("label_type choice; text_columns q,a,b,c", [{"q": "how?", "a": "x", "b": "y", "c": "z", "label": "A"}])
+TRANSLATIONS = ("label_type text; text_columns x", [{"x": "a", "label": "b"}])
+
+
+def question(a: Any, b: Any, c: Any, label: Any, q: Any = "why?") -> Record:
+    return {"q": q, "a": a, "b": b, "c": c, "label": label}
+
+
+BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
+    (LABELS, {"x": "a", "label": None}, "column 'label': the labels are missing; write an empty list"),
+    (LABELS, {"x": "a", "label": "nan"}, "column 'label': the labels are missing; write an empty list"),
+    (LABELS, {"x": "a", "label": 0.5}, "0.5 is not a list of labels"),
+    (LABELS, {"x": "a", "label": ["art", ""]}, "label 2 of \"['art', '']\" is empty"),
+    (TAGS, {"x": ["a"], "label": ["O", "O"]}, ": 1 words, but 2 tags; give one for each word"),
+    (TAGS, {"x": [], "label": []}, ", column 'x': there is no word; give a list of words"),
+    (TAGS, {"x": ["a", " "], "label": ["O", "O"]}, ", column 'x': word 2 of 2 is empty"),
+    (CHOICES, question("x", "", "", "A"), ": only one choice; give 2 to 26, in a column each, or as a list."),
+    (CHOICES, question("x", "", "z", "A"), ": choice 2 of 3 is empty."),
+    (CHOICES, question("x", "y", "", "C"), ": the label 'C' is none of the 2 choices, from A to B."),
+    (CHOICES, question("x", "y", "z", -1), "the label '-1' is neither the letter of a choice nor its number, from 0."),
+    (CHOICES, question("x", "y", "z", 1), "the label '1' is not written as those of training, with letters."),
+    (TRANSLATIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
+    (TRANSLATIONS, {"x": 3, "label": "b"}, "3 is not text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "record", "message"), BAD)
+def test_a_bad_row_is_named_or_skipped(
+    kind: tuple[str, list[Record]], record: Record, message: str, tmp_path: Path
+) -> None:
+    options, good = kind
+    given: dict[str, Any] = {"label_column": "label"}
+    for name, _, value in (option.strip().partition(" ") for option in options.split(";")):
+        given[name] = value.split(",") if name == "text_columns" else value or None
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (*good, record)))
+    with pytest.raises(AttendropError) as refused:
+        load_files(train_file=file, **given)
+    assert f"own.jsonl, line {len(good) + 1}" in str(refused.value) and message in str(refused.value)
+    data = load_files(train_file=file, **given, skip_bad_rows=True)
+    assert len(data.splits["train"]) == len(good) and len(data.skipped) == 1

@@ -16,7 +16,6 @@ from helpers.task_examples import FAMILIES
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-from attendrop.runs.data import label_lines, label_warnings
 from attendrop.tasks.base import TaskData, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.metrics import compute_scores, label_mapping, read_as
@@ -134,16 +133,6 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
         }
     )
     assert task_type.unknown_counts(gold) == {name: flat_gold.count(name) for name in task_type.unknown_names}
-
-
-def test_the_report_counts_words_and_entities(data: TaskData) -> None:
-    found = data.task.type.describe_labels(data.splits["train"])
-    assert found == {"words": 5, "tags": {"O": 3, "B-PER": 2}, "entities": {"PER": 2}}
-    assert label_lines([found]) == [["words", "5"], ["  PER", "2"]] and not list(label_warnings(found))
-    (warning,) = label_warnings({"tags": {"O": 3, "B-PER": 0, "I-PER": 0}})
-    assert warning.endswith("cannot be learnt: 'B-PER', 'I-PER'.")
-    many = {"words": 5, "tags": {str(number): number for number in range(45)}}
-    assert label_lines([many]) == [["words", "5"], ["  tags", "0 to 44 of each"]]
 
 
 @pytest.mark.parametrize(

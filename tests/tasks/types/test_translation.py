@@ -107,21 +107,6 @@ def test_generation_begins_with_the_target_language(kind: str, token: str, tmp_p
     assert (again.src_lang, again("a")["input_ids"]) == ("tr_TR", tokenizer("a")["input_ids"])
 
 
-def test_models_keep_how_much_they_write(loaded: tuple[Any, Any], tmp_path: Path) -> None:
-    model, tokenizer = loaded
-    before = model.generation_config
-    model.generation_config = hf.GenerationConfig(max_length=20, num_beams=3, length_penalty=2.0, early_stopping=True)
-    model.generation_config.num_return_sequences = 2
-    Translation().prepare(model, tokenizer)
-    assert (model.generation_config.max_length, model.generation_config.num_beams) == (20, 3)
-    assert (model.generation_config.length_penalty, model.generation_config.num_return_sequences) == (2.0, None)
-    Translation(num_beams=2, max_new_tokens=5).prepare(model, tokenizer)
-    assert (model.generation_config.max_new_tokens, model.generation_config.num_beams) == (5, 2)
-    Translation(num_beams=1).prepare(model, tokenizer)
-    model.save_pretrained(tmp_path)  # transformers refuses options of a beam search that is none
-    model.generation_config = before
-
-
 def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: Path) -> None:
     sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     config = hf.BartConfig(vocab_size=50, max_position_embeddings=16, **sizes)
@@ -138,10 +123,3 @@ def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: P
 def test_batches_of_shorter_texts_are_padded_with_no_token() -> None:
     found = TASK.type.concatenate([np.array([[-1.0, 2, 5, 6]]), np.array([[-2.0, 1, 5]])])
     assert found[1].tolist() == [-2, 1, 5, -100]
-
-
-def test_languages_that_are_not_known(loaded: tuple[Any, Any]) -> None:
-    with pytest.raises(AttendropError, match=r"has no language code 'turkish'; it has .*tr_TR"):
-        Translation(source_lang="turkish").prepare(*multilingual("MBart50Tokenizer"))
-    with pytest.raises(AttendropError, match="has no language codes, but 'tr_TR' is given"):
-        Translation(source_lang="tr_TR").prepare(*loaded)

@@ -1,1 +1,1 @@
-"""Heads: one file per kind of task, with everything that is specific to that kind."""
+"""Kinds of tasks, with everything that is specific to each."""

@@ -26,11 +26,9 @@ from transformers import (
 from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.support.models import logits_of
-from attendrop.tasks.long_texts import document_means, of_documents
-from attendrop.tasks.table import COUNT_AS_WRONG, Table
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, load_tokenizer
+from attendrop.tasks.table import COUNT_AS_WRONG, BadValue, Table, class_name, read_text
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, document_means, load_tokenizer, of_documents
 from attendrop.tasks.types.linear_models import LinearFit
-from attendrop.tasks.values import class_name, text_problem, value_problem
 from attendrop.wording import names_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,10 +71,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class TaskType(ABC):
-    """A kind of task, with its classes. To add one, write a subclass and add it to ``TASK_TYPES`` of ``registry.py``.
+    """A kind of task, with its classes. To add one, add a subclass to ``TASK_TYPES`` (``types/registry.py``).
 
-    A subclass declares the facts below, and defines how labels are read from files (:meth:`from_labels`,
-    :meth:`label_problem`, :meth:`read_labels`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
+    A subclass declares the facts below, and defines how labels are read from files (:meth:`read_names`,
+    :meth:`from_labels`, :meth:`read_label`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
     :attr:`metrics`) and how labels are reported (:meth:`describe_labels`); all else has defaults. Start from
     ``Regression``. Its *options*, the values of ``--task-set``, are further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
@@ -84,7 +82,7 @@ class TaskType(ABC):
     *Rows* are columns by name, as in :class:`attendrop.tasks.base.TaskData`; *labels* the column ``"label"``, *targets*
     the ``labels`` passed to the model. *Raw outputs* are those of the model's passes, *outputs* an array with one entry
     per row of the data, and *references* what metrics compare them with. The *tokenizer* makes a model's inputs and is
-    saved with it. A *problem* is what is wrong with a value of a file: a sentence without its full stop.
+    saved with it.
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
@@ -97,8 +95,8 @@ class TaskType(ABC):
 
     kind: ClassVar[str]  # ``Task.kind``
     label_type: ClassVar[str]  # value of ``--label-type``
-    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the head can read
-    least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_texts` makes the inputs
+    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")  # columns of a data set that the model can read
+    least_inputs: ClassVar[int] = 1  # of ``--text-columns``, of which `read_inputs` makes the inputs
     most_inputs: ClassVar[int] = 2
     # Where labels are made of `label_names`: what a value in a file is called, a name, and several names.
     label_noun: ClassVar[tuple[str, str, str]] = ("", "", "")
@@ -144,7 +142,7 @@ logits = model(**inputs).logits"""
         check_options(self)
 
     def with_options(self, given: Mapping[str, Any]) -> Self:
-        """Return the head with other options, by name; values may be text.
+        """Return the kind with other options, by name; values may be text.
 
         Raises:
             AttendropError: An option is unknown, or a value is of the wrong type or out of its range.
@@ -167,18 +165,13 @@ logits = model(**inputs).logits"""
             )
 
     def fits(self, other: TaskType) -> bool:
-        """Return whether outputs of a model with this head can be read as those of another head."""
+        """Return whether outputs of a model of this kind can be read as those of another."""
         return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
 
     @property
     def num_classes(self) -> int:
         """Number of classes whose logits form a row of the outputs; 0 if outputs are not class logits."""
         return len(self.label_names) if self.has_classes else 0
-
-    @property
-    def answers(self) -> tuple[str, ...]:
-        """Possible answers, for a list of tasks."""
-        return self.label_names or (self.predicts,)
 
     @property
     def predicts(self) -> str:
@@ -197,64 +190,34 @@ logits = model(**inputs).logits"""
         """Names of labels, the unknown ones last, in the order of their ids."""
         return (*self.label_names, *self.unknown_names)
 
-    def with_unknown(self, labels: Sequence[Any]) -> Self:
-        """Add labels that the head does not know to ``unknown_names``; raise AttendropError if there can be none."""
-        if not self.keeps_unknown:
-            raise AttendropError(
-                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
-            )
-        new = dict.fromkeys(chain.from_iterable(map(self.unknown_labels, labels)))
-        return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
-
-    def unknown_counts(self, labels: Sequence[Any] | Array) -> dict[str, int]:
-        """Count the classes, or tags of words, that the model cannot predict, by name."""
-        counts = Counter(chain.from_iterable(map(np.atleast_1d, labels if self.unknown_names else ())))
-        named = enumerate(self.unknown_names, start=len(self.label_names))
-        return {name: counts[number] for number, name in named if counts[number]}
-
     @classmethod
     def inputs_in(cls, columns: Collection[str]) -> list[str]:
-        """List the columns that the head reads, of those that rows have."""
+        """List the columns that the model reads, of those that rows have."""
         return [name for name in cls.inputs if name in columns]
-
-    @classmethod
-    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
-        """With label type "auto", tell whether all labels are of this kind; raise AttendropError if it is unclear."""
-        return True
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
         """Return the columns of a data set that are made of this number of text columns of a file."""
         return cls.inputs[: max(text_columns, cls.least_inputs)]
 
-    @staticmethod
-    def text_problem(value: Any, column: int = 0) -> str | None:
-        """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
-        return text_problem(value)
-
     @classmethod
-    def texts_problem(cls, texts: Sequence[Any]) -> str | None:
-        """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
-        return None
-
-    @classmethod
-    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
+    def read_inputs(cls, *texts: Any) -> list[Any]:
+        """Convert the texts of a row of a file to the values of :meth:`inputs_of`; raise BadValue."""
+        for place, text in enumerate(texts):
+            try:
+                read_text(text)
+            except BadValue as problem:
+                raise BadValue(str(problem), place) from None
         return list(texts)
 
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
-        """Describe what is wrong with a label, independent of the classes, or return None."""
-        return value_problem(value)
+    @classmethod
+    def read_names(cls, value: Any) -> list[str]:
+        """Return the names in a label of a file, if labels have names; raise BadValue if it cannot be one."""
+        return []
 
     @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head for the labels in files, none of which has a :meth:`value_problem`.
-
-        Args:
-            tables: By split: "train", and "dev" if there is one.
-            column: Column of the labels.
-            asked: Whether the user said what the labels are.
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind for the labels in a column of the training file, which :meth:`read_names` reads.
 
         Raises:
             AttendropError: No model can be trained on these labels.
@@ -263,7 +226,7 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def of_names(cls, names: Sequence[str], where: object) -> Self:
-        """Make the head with the names in training files, for :meth:`from_labels`; refuse fewer than two."""
+        """Make the kind with the names in training files, for :meth:`from_labels`; refuse fewer than two."""
         if len(names) < 2:
             found = f"only one {cls.label_noun[1]}, {names[0]!r}" if names else f"no {cls.label_noun[1]}"
             raise AttendropError(f"{where} has {found}; training needs at least two.")
@@ -275,30 +238,45 @@ logits = model(**inputs).logits"""
         ids = {name: number for number, name in enumerate(self.all_names)}
         return {class_name(name): number for name, number in ids.items() if self.has_classes} | ids
 
-    def names_in(self, value: Any) -> list[str]:
-        """Return the names in a label of a file; empty where labels have no names."""
-        return []
+    def label_of(self, names: Sequence[str]) -> Any:
+        """Convert the names in a label, all of which are known, to a label."""
+        return [self.label_ids[name] for name in names]
 
-    def unknown_labels(self, value: Any) -> list[str]:
-        """List the names in a label without a :meth:`value_problem` that the head does not know."""
-        return [name for name in self.names_in(value) if name not in self.label_ids]
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> Any:
+        """Convert a value of a file to a label.
 
-    def label_problem(self, value: Any) -> str | None:
-        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
-        unknown, (noun, _, several) = self.unknown_labels(value), self.label_noun
-        if not unknown:
-            return None
-        counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
-        hint = _meant(unknown[0], self.label_names) or f"; the {several} are {names_of(self.label_names, most=_SHOWN)}"
-        return f"the {noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
+        Args:
+            value: The value.
+            inputs: What :meth:`read_inputs` returned for its row, which it has to fit.
 
-    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        """Describe why a row's inputs, as :meth:`read_texts` returns them, and its label do not fit, or return None."""
-        return None
+        Raises:
+            BadValue: It has a name that is not among those of training, or does not fit its row.
+        """
+        names = self.read_names(value)
+        if unknown := [name for name in names if name not in self.label_ids]:
+            noun, _, several = self.label_noun
+            counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
+            hint = _meant(unknown[0], self.label_names)
+            hint = hint or f"; the {several} are {names_of(self.label_names, most=_SHOWN)}"
+            text = f"the {noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
+            raise BadValue(text, 0)
+        return self.label_of(names)
 
-    def read_labels(self, values: Sequence[Any]) -> list[Any]:
-        """Convert values of a file that have no :meth:`label_problem` to labels."""
-        return list(values)
+    def with_unknown(self, values: Iterable[Any]) -> Self:
+        """Add names in labels that this kind does not know to ``unknown_names``; refuse it if there can be none."""
+        if not self.keeps_unknown:
+            raise AttendropError(
+                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
+            )
+        names = dict.fromkeys(name for value in values for name in self.read_names(value))
+        new = [name for name in names if name not in self.label_ids]
+        return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
+
+    def unknown_counts(self, labels: Sequence[Any] | Array) -> dict[str, int]:
+        """Count the classes, or tags of words, that the model cannot predict, by name."""
+        counts = Counter(chain.from_iterable(map(np.atleast_1d, labels if self.unknown_names else ())))
+        named = enumerate(self.unknown_names, start=len(self.label_names))
+        return {name: counts[number] for number, name in named if counts[number]}
 
     # The model --------------------------------------------------------------------------------------------------------
 
@@ -357,10 +335,7 @@ logits = model(**inputs).logits"""
     # Encoding ---------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
-        """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation.
-
-        A head that makes several encoded rows of one adds the column "document": the number of the row of each.
-        """
+        """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
         texts = [columns[name] for name in self.inputs_in(columns)]
         encoding: BatchEncoding = tokenizer(*texts, **truncation(max_length))
         return encoding
@@ -371,10 +346,8 @@ logits = model(**inputs).logits"""
         Raises:
             AttendropError: It leaves no room for text.
         """
-        special, limit = (
-            tokenizer.num_special_tokens_to_add(len(self.inputs_in(columns)) > 1),
-            tokenizer.model_max_length,
-        )
+        special = tokenizer.num_special_tokens_to_add(len(self.inputs_in(columns)) > 1)
+        limit = tokenizer.model_max_length
         if max_length <= special:
             raise AttendropError(
                 f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special "
@@ -447,15 +420,19 @@ logits = model(**inputs).logits"""
             )
         return outputs
 
-    @abstractmethod
     def decode(self, outputs: Array) -> list[Any]:
-        """Return the predicted labels."""
+        """Return the predicted labels; by default, where the logits of a row are largest."""
+        return [int(np.argmax(row)) for row in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return the columns of a file of predictions for each row, :attr:`answer_column` first."""
         return [{self.answer_column: answer} for answer in self.decode(outputs)]
 
-    # Scores -----------------------------------------------------------------------------------------------------------
+    def named_probabilities(self, row: Array) -> dict[str, float]:
+        """Return the columns of the probabilities of all classes, or labels, of a row."""
+        return {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
+
+    # Scores and reports on data ---------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -479,12 +456,6 @@ logits = model(**inputs).logits"""
         """Count the predictions of each name, for names with any; empty if labels have no names."""
         counts = self.counted(self.decode(outputs)) if any(self.label_noun) else {}
         return {name: count for name, count in counts.items() if count}
-
-    def named_probabilities(self, row: Array) -> dict[str, float]:
-        """Return the columns of the probabilities of all classes, or labels, of a row."""
-        return {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
-
-    # Reports on data --------------------------------------------------------------------------------------------------
 
     @property
     def strata(self) -> tuple[str, ...]:

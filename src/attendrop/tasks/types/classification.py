@@ -1,11 +1,14 @@
-"""Sequence classification: one class, several labels, or a number, for a text or a pair of texts."""
+"""One class, several labels, or a number, for a text or a pair of texts; and one of several choices."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from string import ascii_uppercase
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,29 +16,32 @@ import sklearn.metrics as skm
 from datasets import Dataset
 from scipy.special import expit, logit, softmax
 from scipy.stats import pearsonr, spearmanr
-from transformers import PreTrainedConfig
+from transformers import BatchEncoding, PreTrainedConfig
 
 from attendrop.attribution.predictions import CLASSES, IGNORED, LABELS, NUMBER
 from attendrop.errors import AttendropError
-from attendrop.tasks.class_names import check_classes
-from attendrop.tasks.table import Table
-from attendrop.tasks.types.base import Array, Metric, TaskType, Tokenizer
+from attendrop.tasks.table import (
+    HOW_TO_WRITE,
+    BadValue,
+    Table,
+    is_missing,
+    label_names,
+    listed,
+    number_form,
+    read_class,
+    written,
+)
+from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array
 from attendrop.tasks.types.linear_models import (
     fit_logistic_regression,
     fit_logistic_regressions,
     fit_ridge_regression,
 )
-from attendrop.tasks.types.model_classes import mean_pooling_class
-from attendrop.tasks.values import (
-    are_numbers,
-    class_name,
-    is_missing,
-    label_names,
-    number_form,
-    number_problem,
-    pointed,
-    written,
-)
+from attendrop.tasks.types.model_classes import PADDED, choice_class, mean_pooling_class
+
+# The letters of choices, of which a question has no more than these.
+LETTERS = ascii_uppercase
+_TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 
 
 def scored(score: Callable[..., Any], read: Callable[[Array], Array], span: float = 1.0, **options: Any) -> Metric:
@@ -47,11 +53,6 @@ def predicted_classes(logits: Array) -> Array:
     """Return the class of each row of logits ``(rows, classes)``."""
     classes: Array = logits.argmax(axis=1)
     return classes
-
-
-def predicted_labels(logits: Array) -> Array:
-    """Return which labels are predicted from logits ``(rows, labels)``."""
-    return logits > 0
 
 
 def _averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
@@ -80,7 +81,7 @@ def _ranking(score: Callable[[Array, Array], float], *, of_second: bool = False)
 
 
 class SequenceType(TaskType):
-    """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
+    """What reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
 
     auto_class = "AutoModelForSequenceClassification"
     peft_task_type: ClassVar[str | None] = "SEQ_CLS"
@@ -114,7 +115,7 @@ _OF_TWO_CLASSES = {
 
 
 class Classification(SequenceType):
-    """Head that predicts a class. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
+    """One class for each row. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
 
     kind = "classification"
     label_type = "class"
@@ -132,32 +133,19 @@ class Classification(SequenceType):
     keeps_unknown = True
 
     @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose classes are the labels of "train": integers by value, then text.
+    def read_names(cls, value: Any) -> list[str]:
+        return [read_class(value)]
 
-        ``1`` and ``1.0`` are the same class.
-
-        Raises:
-            AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
-                classes, see :func:`attendrop.tasks.class_names.check_classes`.
-        """
-        source = tables["train"]
-        found = {class_name(value) for value in source.column(column)}
+    @classmethod
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind whose classes are the labels: integers by value, then text; ``1`` and ``1.0`` are the same."""
+        found = set(map(read_class, train.column(column)))
         whole = {name for name in found if number_form(name) == "whole"}
         names = sorted(found, key=lambda name: (name not in whole, int(name) if name in whole else 0, name))
-        if not asked:
-            check_classes(source, column, names)
-        return cls.of_names(names, source.path)
+        return cls.of_names(names, train.path)
 
-    def names_in(self, value: Any) -> list[str]:
-        """Return the name; ``1,0`` may be that of ``1``, as of a training file with decimal commas; not ``1,000``."""
-        name = class_name(value)
-        decimal = name if name[-4:-3] == "," else pointed(name)  # else it may be a thousand
-        known = (each for each in (written(value), name, class_name(decimal)) if each in self.label_ids)
-        return [next(known, name)]
-
-    def read_labels(self, values: Sequence[Any]) -> list[int]:
-        return [self.label_ids[name] for value in values for name in self.names_in(value)]
+    def label_of(self, names: Sequence[str]) -> int:
+        return self.label_ids[names[0]]
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a collator that leaves unknown classes, which cannot be learnt, out of the loss."""
@@ -170,9 +158,6 @@ class Classification(SequenceType):
             return batch
 
         return known if self.unknown_names else collate
-
-    def decode(self, outputs: Array) -> list[int]:
-        return list(map(int, predicted_classes(outputs)))
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
@@ -195,7 +180,7 @@ class Classification(SequenceType):
 
 
 class MultiLabel(SequenceType):
-    """Head that predicts labels independently of each other, each if its probability is above one half.
+    """Labels that are predicted independently of each other, each if its probability is above one half.
 
     Labels and targets are rows of zeros and ones, one for each label, outputs logits ``(rows, labels)``.
     """
@@ -218,44 +203,46 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     has_probabilities = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         **_averages(
-            predicted_labels, f1="micro macro weighted samples", precision="micro", recall="micro", jaccard="samples"
+            lambda logits: logits > 0,
+            f1="micro macro weighted samples",
+            precision="micro",
+            recall="micro",
+            jaccard="samples",
         ),
-        "accuracy": Metric(right=lambda labels, logits: (predicted_labels(logits) == labels).all(axis=1)),
+        "accuracy": Metric(right=lambda labels, logits: ((logits > 0) == labels).all(axis=1)),
         "average_precision": _ranking(skm.average_precision_score),
         "roc_auc": _ranking(skm.roc_auc_score),
     }
 
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
+    @classmethod
+    def read_names(cls, value: Any) -> list[str]:
         """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; an empty one has no label."""
-        if is_missing(value) or written(value).strip().lower() == "nan":
-            return "the labels are missing; write an empty list, [], if none applies"
+        if is_missing(value) or written(value).lower() == "nan":
+            raise BadValue("the labels are missing; write an empty list, [], if none applies")
         if not isinstance(value, list | str | int):
-            return f"{value!r} is not a list of labels"
-        empty = [number for number, name in enumerate(label_names(value), start=1) if not name]
-        return f"label {empty[0]} of {written(value)!r} is empty" if empty else None
+            raise BadValue(f"{value!r} is not a list of labels")
+        names = label_names(value)
+        if "" in names:
+            raise BadValue(f"label {names.index('') + 1} of {written(value)!r} is empty")
+        return names
 
     @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose labels are those of "train", in alphabetical order."""
-        source = tables["train"]
-        names = sorted({name for value in source.column(column) for name in label_names(value)})
-        return cls.of_names(names, f"{source.path}, column {column!r},")
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind whose labels are those of the training file, in alphabetical order."""
+        names = sorted({name for value in train.column(column) for name in label_names(value)})
+        return cls.of_names(names, f"{train.path}, column {column!r},")
 
-    def names_in(self, value: Any) -> list[str]:
-        return label_names(value)
+    def label_of(self, names: Sequence[str]) -> list[int]:
+        return [int(name in names) for name in self.label_names]
 
     def ids_in(self, label: Any) -> Iterable[int]:
         return np.flatnonzero(label)
-
-    def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        return [[int(name in names) for name in self.label_names] for names in map(label_names, values)]
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
         return super().references(encoded).astype(int).reshape(-1, len(self.label_names))
 
     def decode(self, outputs: Array) -> list[list[int]]:
-        return list(predicted_labels(outputs).astype(int).tolist())
+        return list((outputs > 0).astype(int).tolist())
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""
@@ -300,7 +287,7 @@ _NEGATED = {error: f"neg_{function.__name__}" for error, function in _ERRORS.ite
 
 
 class Regression(SequenceType):
-    """Head that predicts a number. Labels and targets are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
+    """A number for each row. Labels and targets are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
 
     kind = "regression"
     label_type = "number"
@@ -327,23 +314,25 @@ class Regression(SequenceType):
     }
 
     @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head; raises AttendropError if all training rows have the same number."""
-        train = tables["train"]
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind; refuse training rows that all have the same number."""
         if len(found := set(map(written, train.column(column)))) == 1:
             raise AttendropError(f"{train.path} has only one number, {found.pop()!r}; training needs at least two.")
-        return super().from_labels(tables, column, asked=asked)
+        return cls()
 
     @classmethod
-    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
-        """Accept numbers of which one has a decimal fraction or an exponent."""
-        return are_numbers(tables, column)
+    def read_names(cls, value: Any) -> list[str]:
+        read_class(value)  # which numbers to leave out is asked for where others than numbers are labels
+        return []
 
-    def label_problem(self, value: Any) -> str | None:
-        return number_problem(value)
-
-    def read_labels(self, values: Sequence[Any]) -> list[float]:
-        return [float(written(value)) for value in values]
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> float:
+        number, form = written(value), number_form(written(value))
+        if form not in ("whole", "decimal") or not math.isfinite(float(number)):
+            hint = f"; {HOW_TO_WRITE}" if form == "notation" else ""
+            raise BadValue(f"the label {number!r} is not a finite number{hint}", 0)
+        if abs(float(number)) >= _TOO_LARGE:
+            raise BadValue(f"the label {number!r} is too large to train on; scale the numbers, best to about 1", 0)
+        return float(number)
 
     def decode(self, outputs: Array) -> list[float]:
         return [float(number) for number in _numbers(outputs)]
@@ -355,3 +344,166 @@ class Regression(SequenceType):
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]
         return {"numbers": {"min": min(labels), "mean": statistics.fmean(labels), "max": max(labels)}}
+
+
+# One of several choices ----------------------------------------------------------------------------------------------
+
+
+class MultipleChoice(TaskType):
+    """The number of the correct one of several answers to a question.
+
+    Each choice is read with the question, as a pair of texts. Rows may have different numbers of choices: batches are
+    padded with choices that hold no token, see :mod:`attendrop.tasks.types.model_classes`. Labels and targets are
+    numbers of choices, from 0. Outputs are an array of objects, the logits ``(choices,)`` of each row.
+
+    ``label_names`` are what labels are written as: letters, or numbers from 0.
+    """
+
+    kind = "multiple-choice"
+    label_type = "choice"
+    output_kind = CLASSES
+    inputs = ("question", "choices")
+    least_inputs = 2
+    most_inputs = 1 + len(LETTERS)
+    auto_class = "AutoModelForMultipleChoice"
+    pipeline_tag = "multiple-choice"
+    example = """\
+inputs = tokenizer(
+    [question] * len(choices), choices, truncation=True, max_length=$max_length, padding=True, return_tensors="pt"
+)
+logits = model(**{name: values[None] for name, values in inputs.items()}).logits
+answer = choices[logits.argmax()]"""
+    default_metrics = ("accuracy",)
+    fitted_at = ("accuracy", 0.9)
+    attributed = "the logit of the predicted choice"
+    has_probabilities = True
+    padding = PADDED
+    refused: ClassVar = {"attend": "it shows one sequence of tokens, and a question is read once with each choice"}
+    baselines = ("majority",)
+    prediction, label_words = "a choice", "the correct choice"
+    output_names = ("score",)
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "accuracy": Metric(right=lambda labels, outputs: np.equal([np.argmax(row) for row in outputs], labels))
+    }
+
+    @property
+    def _letters(self) -> bool:
+        """Whether labels are letters."""
+        return self.label_names[:1] == ("A",)
+
+    def shown_label(self, label: Any) -> str:
+        return LETTERS[label] if self._letters else str(label)
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        super().configure(config)  # of a model that scores one choice at a time
+        config.id2label = dict(enumerate(self.label_names))
+        config.label2id = {name: number for number, name in enumerate(self.label_names)}
+
+    def model_class(self, config: PreTrainedConfig) -> Any:
+        return choice_class(self.class_name(config)) or super().model_class(config)
+
+    @classmethod
+    def read_inputs(cls, *texts: Any) -> list[Any]:
+        """Read a question; and its choices, as a list, or in several columns, of which the last ones may be empty."""
+        question, *given = super().read_inputs(texts[0]) + list(texts[1:])
+        for place, value in enumerate(given, start=1):
+            if isinstance(value, dict | bool):
+                raise BadValue(f"{value!r} is neither text nor a list of texts", place)
+        found = listed(given[0]) if len(given) == 1 else None
+        choices = list(map(written, given if found is None else found))
+        while found is None and choices and not choices[-1]:
+            choices.pop()
+        if "" in choices:
+            raise BadValue(f"choice {choices.index('') + 1} of {len(choices)} is empty")
+        if not 2 <= len(choices) <= len(LETTERS):
+            count = {0: "no choice", 1: "only one choice"}.get(len(choices), f"{len(choices)} choices")
+            raise BadValue(f"{count}; give 2 to {len(LETTERS)}, in a column each, or as a list")
+        return [question, choices]
+
+    @classmethod
+    def read_names(cls, value: Any) -> list[str]:
+        """Accept a letter, or a whole number from 0."""
+        name = read_class(value)
+        if name.upper() in LETTERS and len(name) == 1:
+            return [name.upper()]
+        if number_form(name) == "whole" and int(float(name)) >= 0:
+            return [str(int(float(name)))]
+        raise BadValue(f"the label {name!r} is neither the letter of a choice nor its number, from 0")
+
+    @classmethod
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind for labels as in the training file; refuse numbers that probably count from 1."""
+        names = [name for value in train.column(column) for name in cls.read_names(value)]
+        if names[0] in LETTERS:
+            return cls(tuple(LETTERS[: LETTERS.find(max(names)) + 1]))
+        numbers = [int(name) for name in names if name.isdecimal()]
+        if min(numbers) > 0:
+            raise AttendropError(
+                f"{train.path}, column {column!r}: no label is 0, and choices count from 0; subtract 1 if yours count "
+                "from 1, or write letters, from A."
+            )
+        return cls(tuple(map(str, range(max(numbers) + 1))))
+
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> int:
+        (name,) = self.read_names(value)
+        if (name in LETTERS) != self._letters:
+            wanted = "letters" if self._letters else "numbers"
+            raise BadValue(f"the label {written(value)!r} is not written as those of training, with {wanted}", 0)
+        number, choices = LETTERS.index(name) if self._letters else int(name), inputs[1] if inputs else ()
+        if inputs is not None and number >= len(choices):
+            last = f"from {self.shown_label(0)} to {self.shown_label(len(choices) - 1)}"
+            raise BadValue(f"the label {written(value)!r} is none of the {len(choices)} choices, {last}")
+        return number
+
+    def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
+        """Tokenize the question with each choice: each column has a list for each choice of a row."""
+        choices = columns["choices"]
+        questions = [text for text, row in zip(columns["question"], choices, strict=True) for _ in row]
+        flat = super().tokenize({"question": questions, "choices": list(chain(*choices))}, tokenizer, max_length)
+        streams = {name: iter(values) for name, values in flat.items()}
+        return BatchEncoding({name: [[next(each) for _ in row] for row in choices] for name, each in streams.items()})
+
+    def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
+        """Pad rows with choices without tokens, and choices with tokens, to ``(rows, choices, tokens)``."""
+        pad = super().collator(tokenizer)
+
+        def collate(rows: list[Any]) -> Any:
+            columns = [name for name in rows[0] if name != "labels"]
+            most = max(len(row["input_ids"]) for row in rows)
+            places = [(row, choice) for row in rows for choice in range(most)]
+            flat = pad([{name: row[name][n] if n < len(row[name]) else [] for name in columns} for row, n in places])
+            batch = {name: values.view(len(rows), most, -1) for name, values in flat.items()}
+            if "labels" in rows[0]:
+                batch["labels"] = flat["input_ids"].new_tensor([row["labels"] for row in rows])
+            return batch
+
+        return collate
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
+        if "input_ids" not in encoded:
+            return row_array(list(raw))
+        return row_array([logits[: len(row)] for logits, row in zip(raw, encoded["input_ids"][:], strict=True)])
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """Return ``label`` and its ``probability``; on request ``probabilities``, a list of those of all choices."""
+        rows = []
+        for best, logits in zip(self.decode(outputs), outputs, strict=True):
+            shares = np.round(softmax(np.asarray(logits, dtype=np.float64)), 6).tolist()
+            answer = {"label": self.shown_label(best), "probability": shares[best]}
+            rows.append(answer | ({"probabilities": shares} if probabilities else {}))
+        return rows
+
+    def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
+        counts = np.bincount(train, minlength=len(self.label_names))
+        return self.shown_label(counts.argmax()), row_array([np.log(counts + 1)] * len(references))
+
+    def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
+        return [(question, *choices) for question, choices in zip(rows["question"][:], rows["choices"][:], strict=True)]
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        counts = [len(choices) for choices in rows["choices"][:]]
+        places = Counter(rows["label"][:])
+        return {
+            "choices": {"min": min(counts), "mean": statistics.fmean(counts), "max": max(counts)},
+            "correct": {self.shown_label(place): places[place] for place in range(max(counts))},
+        }

@@ -1,4 +1,4 @@
-"""Registry of heads, and choice of the head for a task, a saved model or a label column."""
+"""The kinds of tasks, and which one is that of a named task, a saved model or a column of labels."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import check_known
+from attendrop.tasks.table import LABEL_TYPES, listed
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.builtin import LABEL_TYPES
-from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
-from attendrop.tasks.types.multiple_choice import MultipleChoice
+from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
 from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import Translation
-from attendrop.tasks.values import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -42,18 +40,15 @@ def task_type_of_model(config: PreTrainedConfig, *, command: str | None = None) 
     elif config.problem_type == Regression.problem_type or len(ids) == 1:
         found = Regression
     for each in TASK_TYPES:
-        if (
-            not each.one_vector
-            and command not in each.refused
-            and each.class_name(config) in (config.architectures or ())
-        ):
+        named = each.class_name(config) in (config.architectures or ())
+        if not each.one_vector and command not in each.refused and named:
             found = each
     has_names = not found.generates and found is not Regression
     return found(tuple(ids[number] for number in sorted(ids)) if has_names else ())
 
 
 def candidate_types(label_type: str, texts: Sequence[Any], label: Any = None) -> tuple[type[TaskType], ...]:
-    """Return the kinds of tasks that labels of a type may be for; those of "auto" check texts and labels alike.
+    """Return the kinds of tasks that labels of a type may be for; those of "auto" read texts and labels alike.
 
     With "auto", texts that are lists, also as JSON in CSV files, are words, and labels that are lists are several.
     ``label`` is the first label of a file.

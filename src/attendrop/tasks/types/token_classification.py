@@ -21,22 +21,20 @@ from transformers import BatchEncoding, DataCollatorForTokenClassification
 
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadValue, Table, listed
 from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
-from attendrop.tasks.values import list_problem, read_list
 
 OUTSIDE = "O"
 _ENTITY = re.compile(r"[BIES]-.+")
+_OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
 # Position of words without a token, and tag id of words without a prediction.
 NO_TOKEN = -1
 # Logits of such words.
 _ABSENT = np.float32(-1e30)
-# Of more tags, a list of tasks says only how many there are.
-_MOST_LISTED = 12
 
 
 class TokenClassification(TaskType):
-    """Head that predicts a tag for each word.
+    """A tag for each word.
 
     The first token of a word predicts its tag. Labels are lists of tag ids, one for each word, targets the same at the
     first tokens and -100 elsewhere. Outputs and references are arrays of objects, with the logits ``(words, tags)`` and
@@ -72,10 +70,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     tokenizer_options: ClassVar = {"add_prefix_space": True, "padding_side": "right"}
     attributed = "the log-likelihood of the predicted tags"
 
-    @property
-    def answers(self) -> tuple[str, ...]:
-        return self._entity_types or (self.label_names if len(self.label_names) <= _MOST_LISTED else (self.predicts,))
-
     @cached_property
     def _entity_types(self) -> tuple[str, ...]:
         """Types of the entities that the tags mark; none if they do not."""
@@ -85,40 +79,35 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     # Files ------------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def text_problem(value: Any, column: int = 0) -> str | None:
-        """Accept lists of words, also as JSON, and texts with spaces between words."""
-        return list_problem(read_list(value), "word")
+    @classmethod
+    def read_inputs(cls, *texts: Any) -> list[Any]:
+        """Read lists of words, also as JSON, and texts with spaces between words."""
+        return [read_list(text, "word") for text in texts]
 
     @classmethod
-    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        return [read_list(text) or [] for text in texts]
-
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
-        """Accept lists of tags, also as JSON, and texts with spaces between tags."""
-        return list_problem(read_list(value), "tag")
+    def read_names(cls, value: Any) -> list[str]:
+        """Read lists of tags, also as JSON, and texts with spaces between tags."""
+        return read_list(value, "tag")
 
     @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose tags are those of "train": "O" first, then by type and prefix."""
-        source = tables["train"]
-        rows = [read_list(value) or [] for value in source.column(column)]
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind whose tags are those of the training file: "O" first, then by type and prefix."""
+        rows = [read_list(value, "tag") for value in train.column(column)]
         by_type = _are_entity_tags(chain(*rows))
         names = set(chain(*map(to_iob2, rows) if by_type else rows))
         ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
-        return cls.of_names(ordered, source.path)
+        return cls.of_names(ordered, train.path)
 
-    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        words, tags = len(inputs[0]), len(self.names_in(label))
-        return None if words == tags else f"{words} words, but {tags} tags; give one for each word"
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
+        tags = self.read_names(value)
+        found: list[int] = super().read_label(to_iob2(tags) if self._entity_types else tags)
+        if inputs is not None and len(inputs[0]) != len(tags):
+            raise BadValue(f"{len(inputs[0])} words, but {len(tags)} tags; give one for each word")
+        return found
 
-    def names_in(self, value: Any) -> list[str]:
-        tags = read_list(value) or []
-        return to_iob2(tags) if self._entity_types else tags
-
-    def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        return [[self.label_ids[tag] for tag in self.names_in(value)] for value in values]
+    def with_unknown(self, values: Iterable[Any]) -> Self:
+        tags = map(self.read_names, values)
+        return super().with_unknown(map(to_iob2, tags) if self._entity_types else tags)
 
     # Tokens -----------------------------------------------------------------------------------------------------------
 
@@ -218,41 +207,38 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Scores of words, and of entities; a word without a prediction is "O" where tags mark entities."""
         absent = self.label_ids.get(OUTSIDE, NO_TOKEN) if self._entity_types else NO_TOKEN
 
-        def found(outputs: Array) -> list[list[int]]:
-            return [[absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs)]
-
-        def right_words(gold: Array, outputs: Array) -> Array:
-            pairs = zip(gold, found(outputs), strict=True)
-            return np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs])
+        def pairs(gold: Array, outputs: Array) -> list[tuple[Array, list[int]]]:
+            found = ([absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs))
+            return list(zip(gold, found, strict=True))
 
         def f1_macro(gold: Array, outputs: Array) -> float:
-            tags, predicted = flat(gold), flat(found(outputs))
+            tags, predicted = map(flat, zip(*pairs(gold, outputs), strict=True))
             occurring = np.setdiff1d(np.union1d(tags, predicted), [NO_TOKEN])
             return float(f1_score(tags, predicted, labels=occurring, average="macro", zero_division=0.0))
 
-        def entities_of(row: Iterable[int]) -> frozenset[tuple[str, int, int]]:
-            return entities(tuple(OUTSIDE if tag == NO_TOKEN else self.all_names[tag] for tag in row))
-
         def counts(gold: Array, outputs: Array) -> Array:
             """Count the entities found of each sentence, those of gold, and those predicted, ``(sentences, 3)``."""
-            pairs = [(entities_of(tags), entities_of(row)) for tags, row in zip(gold, found(outputs), strict=True)]
-            return np.array([(len(own & other), len(own), len(other)) for own, other in pairs])
-
-        def of_entities(score: Callable[..., float]) -> Metric:
-            return Metric(of_sums=(counts, lambda sums: score(*sums.tolist())))
+            every = {NO_TOKEN: OUTSIDE} | dict(enumerate(self.all_names))
+            names = ((tuple(every[tag] for tag in row) for row in pair) for pair in pairs(gold, outputs))
+            both = [tuple(map(entities, pair)) for pair in names]
+            return np.array([(len(own & other), len(own), len(other)) for own, other in both])
 
         # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
         # A score over all types that is undefined is 0.
-        scores: dict[str, Callable[..., float]] = {
-            "entity_precision": lambda found, gold, predicted: found / predicted if predicted else 0.0,
-            "entity_recall": lambda found, gold, predicted: found / gold if gold else 0.0,
-            "entity_f1": lambda found, gold, predicted: 2 * found / (gold + predicted) if found else 0.0,
+        scores: dict[str, Callable[[Array], float]] = {
+            "entity_precision": lambda sums: float(sums[0] / sums[2]) if sums[2] else 0.0,
+            "entity_recall": lambda sums: float(sums[0] / sums[1]) if sums[1] else 0.0,
+            "entity_f1": lambda sums: float(2 * sums[0] / (sums[1] + sums[2])) if sums[0] else 0.0,
         }
         named = scores.items() if self._entity_types else ()
+        right_words = (
+            lambda gold, outputs: np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs(gold, outputs)]),
+            lambda sums: float(sums[0] / sums[1]),
+        )
         return {
-            "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
+            "accuracy": Metric(of_sums=right_words),
             "f1_macro": Metric(f1_macro),
-            **{name: of_entities(score) for name, score in named},
+            **{name: Metric(of_sums=(counts, score)) for name, score in named},
         }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
@@ -306,3 +292,17 @@ def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
 def flat(rows: Iterable[Any]) -> Array:
     """Concatenate the numbers of all rows."""
     return np.fromiter(chain(*rows), dtype=int)
+
+
+def read_list(value: Any, what: str) -> list[str]:
+    """Read words or tags, a list or a text with spaces between them; raise BadValue for none, and for an empty one."""
+    found = listed(value)
+    if found is None and isinstance(value, str) and not _OF_TEXTS.fullmatch(value.strip()):
+        found = value.split()
+    if not found:
+        raise BadValue(f"there is no {what}; give a list of {what}s, or {what}s with spaces between them")
+    items = ["" if item is None else str(item) for item in found]
+    for number, item in enumerate(items, start=1):
+        if not item.strip():
+            raise BadValue(f"{what} {number} of {len(items)} is empty")
+    return items

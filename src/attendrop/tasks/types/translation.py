@@ -18,8 +18,8 @@ from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, count, option, optional
 from attendrop.support.models import position_limit
+from attendrop.tasks.table import count_words, read_text
 from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
-from attendrop.tasks.values import count_words, text_problem
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
 # For models whose files do not say how much they generate.
@@ -60,7 +60,7 @@ def _perplexity(references: Array, outputs: Array) -> float:
 
 @dataclass(frozen=True)
 class Translation(TaskType):
-    """Head for sequence-to-sequence translation. Labels and references are texts, outputs are :class:`WrittenText`.
+    """Sequence-to-sequence translation. Labels and references are texts, outputs are :class:`WrittenText`.
 
     The model is evaluated by what it generates. Nothing is dropped or recorded there: it runs as it will be used.
 
@@ -113,7 +113,14 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         "program that reads its files",
         "attend": "the page shows encoders with one pass for each text",
     }
-    value_problem = staticmethod(text_problem)
+
+    @classmethod
+    def read_names(cls, value: Any) -> list[str]:
+        read_text(value)
+        return []
+
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> str:
+        return read_text(value)
 
     # The model --------------------------------------------------------------------------------------------------------
 
