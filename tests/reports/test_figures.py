@@ -125,7 +125,7 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert scores.caption.endswith(f"may be chance.{beyond}")
     write_runs(tmp_path, "mixout", AHEAD, row_scores=None)
     for kind in ("scores", "cost_gain"):
-        assert "intervals on new rows (on these rows, of runs without scores by row)" in made(tmp_path)[kind].caption
+        assert "95 % CI (seeds × examples; seeds only, of runs without scores by row)" in made(tmp_path)[kind].caption
 
 
 def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: Path) -> None:

@@ -53,7 +53,10 @@ def test_names_that_are_words_are_rows_where_rows_are_few(names: list[str]) -> N
 
 @pytest.mark.parametrize("names", NOT_WORDS, ids=str)
 def test_numbers_ids_letters_and_codes_are_never_rows(names: list[str]) -> None:
-    assert telling_names(names) == [] and why_no_rows(names) == f"{names[0]!r} does not tell its class from the others in words"
+    assert (
+        telling_names(names) == []
+        and why_no_rows(names) == f"{names[0]!r} does not tell its class from the others in words"
+    )
 
 
 def test_a_code_among_many_words_is_no_row_itself() -> None:
