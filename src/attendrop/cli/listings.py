@@ -71,7 +71,8 @@ def tasks(as_json: ui.Json = False) -> None:
     for task in found:
         metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
         names = task.type.label_names
-        answers = names if 0 < len(names) <= _MOST_LISTED else [task.type.predicts]
+        named = task.type.label_type in ("class", "labels") and 0 < len(names) <= _MOST_LISTED
+        answers = names if named else [task.type.predicts]
         answers = answers if task.text_columns else ["as in your files"]
         table.add_row(task.name, task.description, "\n".join(answers), metrics)
     ui.show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
