@@ -239,12 +239,12 @@ class Method:
     Attributes:
         info: Facts of the method.
         name: Name on the command line and in checkpoints, that of ``info``.
-        state_class: Class of its state.
     """
 
     info: ClassVar[MethodInfo]
     name: ClassVar[str]
     state_class: ClassVar[type[MethodState]] = MethodState
+    """Class of its state."""
 
     def __init_subclass__(cls) -> None:
         if "info" in vars(cls):
