@@ -42,8 +42,9 @@ def run(
     def attending(self: AttentionComputation, edit: Any) -> Any:
         if edit.drop is not None and torch.is_grad_enabled():
             masks.append(edit.drop.expand(self.shape).clone())
-            if edit.in_part and self.valid is not None:
-                assert ((self.valid & ~edit.drop).any(-1) | ~self.valid.any(-1)).all()
+            if edit.in_part:
+                valid = torch.ones(1, 1, 1, self.shape[3], dtype=torch.bool) if self.valid is None else self.valid
+                assert ((valid & ~edit.drop).any(-1) | ~valid.any(-1)).all()
         return attend(self, edit)
 
     monkeypatch.setattr(AttentionComputation, "attend", attending)

@@ -140,7 +140,7 @@ def load_files(
     for name in group_columns(others.values())[:1]:
         looks_grouped = (
             f"Column {name!r} has {others[name].distinct} values in {len(train)} rows: if the rows of one belong "
-            "together, intervals on new rows are too narrow, and held-out rows too easy; --group-column "
+            "together, intervals over examples are too narrow, and held-out rows too easy; --group-column "
             f"{quote(name)} takes them together."
         )
     files = ", ".join(str(table.path) for table in tables.values())
