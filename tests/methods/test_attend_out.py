@@ -17,13 +17,12 @@ from helpers.device import ON_CPU
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
+from attendrop import AttendOut, AttendropError, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.plan import AttentionCall, AttentionEdit, CombinedPlan
 from attendrop.methods import attend_out_networks
 from attendrop.methods.attend_out import GeneratorState, scores
 from attendrop.methods.attend_out_networks import Attack, Draft, Generator, Micro, Players
-from attendrop.methods.core.base import LayerRanking
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.random_dropout import Skipping
 
@@ -58,9 +57,7 @@ def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "granularity"), [("bert", "score"), ("distilbert", "head"), ("roberta", "layer"), ("bert-choice", "head")]
-)
+@pytest.mark.parametrize(("name", "granularity"), [("bert", "score"), ("roberta", "layer"), ("bert-choice", "head")])
 def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str) -> None:
     model, batch = zoo.build(name, **DOUBLE), zoo.batch_of(name, (6, 4, 3))
     players, step = players_of(name, model=model, granularity=granularity)
@@ -217,7 +214,7 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
         return original(self, defender, gaps, chance)
 
     monkeypatch.setattr(GeneratorState, "_merge", spy)
-    run(AttendOut(merge=merge, reward=reward, dropout_step=2, temperature=0.01), 12, watch=watch)
+    run(AttendOut(merge=merge, reward=reward, dropout_step=2, temperature=0.01), 8, watch=watch)
     assert [metrics["attendout/reward"] for metrics in found] == pytest.approx(expected)
     survivors = [bool(metrics["attendout/attacker_survived"]) for metrics in found]
     assert merge != "best" or survivors == [gap >= 0 for gap in expected]
@@ -239,8 +236,7 @@ class Nothing:
 @pytest.mark.parametrize(
     "options",
     [
-        {"variant": "pruning", "granularity": "head"},
-        {"reward": "sign", "credit": "return", "merge": "best", "layers": "first"},
+        {"variant": "pruning", "granularity": "head", "layers": "first"},
         {"granularity": "layer", "generator_feed_forward": True, "generator_schedule": "linear", "learn_bias": True},
     ],
     ids=str,
@@ -267,17 +263,7 @@ def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
     assert all(0 < last[key] < 1 for key in layers)
 
 
-@pytest.mark.gpu  # on a CPU, both are on the same device
-def test_the_defender_may_live_elsewhere() -> None:
-    # Without dropout, which draws other numbers elsewhere.
-    elsewhere = run(AttendOut(dropout_step=2, defender_device="cpu"), 4, model=zoo.build("bert", **DOUBLE))
-    here = run(AttendOut(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
-    zoo.assert_same(weights(elsewhere), weights(here), 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("gaps", "expected"), [([1.0, 1.0], 1.0), ([0.0, 0.0], 0.5), ([-0.1, 0.1], 0.5), ([2.0, 4.0], 0.9986501)]
-)
+@pytest.mark.parametrize(("gaps", "expected"), [([0.0, 0.0], 0.5), ([-0.1, 0.1], 0.5), ([2.0, 4.0], 0.9986501)])
 def test_the_survivor_is_as_likely_as_it_is_surely_better(gaps: list[float], expected: float) -> None:
     method_state = GeneratorState.__new__(GeneratorState)
     method_state.method = AttendOut(merge="confidence")
@@ -317,14 +303,6 @@ def test_a_parameter_that_is_frozen_or_unfrozen_between_steps_is_refused(frozen:
             reg.loss(batch)
 
 
-def test_pruning_version_ranks_layers() -> None:
-    metrics = {"pruning": {"pi": {"encoder.0": 0.25, "encoder.1": 0.75}}}
-    expected = LayerRanking("generator", metrics["pruning"]["pi"], significant=False)
-    pruning = AttendOut(variant="pruning")
-    assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
-    assert pruning.layer_ranking({}) is AttendOut().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None
-
-
 def strong(players: Players) -> Players:
     """Let the scores of layers differ by much."""
     with torch.no_grad():
@@ -333,11 +311,10 @@ def strong(players: Players) -> Players:
     return players
 
 
-@pytest.mark.parametrize("name", ["albert", "gpt2"])
-def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> None:
+def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen() -> None:
     found = []
     for layers in ("all", [1]):
-        players, step = players_of(name, (6, 4), model=zoo.build(name, **DOUBLE), layers=layers)
+        players, step = players_of("albert", (6, 4), layers=layers)
         micro = act(strong(players), step)
         found.append([outcome.logits for outcome in players.replayed(micro)])
     assert [len(logits) for logits in found] == [2, 1]
@@ -345,9 +322,8 @@ def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> 
     assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
 
 
-@pytest.mark.parametrize("granularity", ["head", "layer"])
-def test_padding_changes_no_probability(granularity: str) -> None:
-    players, step = players_of(lengths=(6,), granularity=granularity)
+def test_padding_changes_no_probability() -> None:
+    players, step = players_of(lengths=(6,), granularity="layer")
     strong(players)
     found = []
     for extra in (0, 4):
@@ -357,31 +333,19 @@ def test_padding_changes_no_probability(granularity: str) -> None:
         torch.testing.assert_close(alone, padded)
 
 
-def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
-    """A pass in which the blocks of ``keys`` are skipped."""
-    micro = Micro(dict(context.batch), dict(context.inputs), context.key)
-    plan = CombinedPlan([Attack(players, context, micro), Skipping(keys)])
-    context.adapter.forward(context.batch, plan)
-    return micro
-
-
 def test_a_skipped_layer_is_left_out_of_actions_and_likelihood() -> None:
-    skipped = 1
     players, step = players_of(lengths=(5,), model=zoo.build("bert", num_hidden_layers=3, **DOUBLE))
     whole = dropped_in(strong(players), act(players, step))
-    micro = skipping(players, step, {f"encoder.{skipped}"})
-    left = [layer for layer in range(3) if layer != skipped]
+    micro = Micro(dict(step.batch), dict(step.inputs), step.key)
+    step.adapter.forward(step.batch, CombinedPlan([Attack(players, step, micro), Skipping({"encoder.1"})]))
     found = dropped_in(players, micro)
-    assert list(found) == [f"encoder.{layer}" for layer in left]
+    assert list(found) == ["encoder.0", "encoder.2"]
     with torch.no_grad():
-        draft = Draft(players.generator, step.inputs)
         terms = []
-        for layer in range(3):
-            logits = draft.logits(layer, None)
-            if layer in left:
-                assert torch.equal(found[f"encoder.{layer}"], whole[f"encoder.{layer}"])
-                dropped = found[f"encoder.{layer}"].double()
-                terms.append(-functional.binary_cross_entropy_with_logits(logits, dropped))
+        for layer, key in ((0, "encoder.0"), (2, "encoder.2")):
+            assert torch.equal(found[key], whole[key])
+            logits = Draft(players.generator, step.inputs).logits(layer, None)
+            terms.append(-functional.binary_cross_entropy_with_logits(logits, found[key].double()))
         torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
 
 
@@ -412,18 +376,16 @@ class Watched(Attack):
 @pytest.mark.parametrize(
     ("name", "autocast", "granularity"),
     [
-        ("bert", None, "score"),
         ("bert-choice", torch.float16, "head"),
         ("modernbert", torch.bfloat16, "score"),
-        ("t5", None, "head"),
     ],
 )
-def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtype | None, granularity: str) -> None:
+def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtype, granularity: str) -> None:
     players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
     strong(players)
     micro = Micro(dict(step.batch), dict(step.inputs), replace(step.key, step=3))
     plan = Watched(players, step, micro)
-    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+    with torch.autocast("cpu", autocast):
         step.adapter.forward(step.batch, plan)
     with players.precision(torch.device("cpu")):
         found = dropped_in(players, micro)
