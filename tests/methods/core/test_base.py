@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
+import importlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +33,10 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention.plan import CombinedPlan, Plan
-from attendrop.methods.consistency import repeat_rows
 from attendrop.methods.core.base import DECIDES_PASSES, REPLACES_DROPOUT, MethodInfo, MethodState, rules_among
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.options import SWITCH, option
 from attendrop.methods.core.registry import build_method, get_method, method_names
-from attendrop.support.models import Batch
 from attendrop_methods import L2SP, ConcreteDropout, DropConnect, LearnableBernoulli
 
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
@@ -47,7 +44,7 @@ ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 
 def test_each_logs_under_its_own_name_and_draws_for_itself() -> None:
     """Two of the same probability draw different positions: the union is what independence makes of it."""
-    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert", (30, 30, 30))
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (30, 30, 30))
     method = Compose(Vanilla(p=0.3), Scheduler(probabilities=((0.3, 0.3),)))
     shares: list[Tensor] = []
     with regularize(model, method, total_steps=10) as reg:
@@ -104,7 +101,7 @@ def test_a_composition_resumes_with_the_state_of_each(tmp_path: Path) -> None:
     """In the middle of a period of AttendOut, whose batches each process keeps for itself."""
     method = Compose(AttendOut(dropout_step=2), Mixout(p=0.5))
     options = {"reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9)), "save_strategy": "steps"}
-    whole, resumed = (trainer_of(tmp_path, method, save_steps=3, **options) for _ in range(2))
+    whole, resumed = (trainer_of(tmp_path, method, save_steps=3, max_steps=4, **options) for _ in range(2))
     whole.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     zoo.assert_same(weights(whole), weights(resumed))
@@ -121,17 +118,9 @@ def test_compositions_are_flattened_and_named_after_their_parts() -> None:
             Compose(*methods)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ad-drop.p": "0.4", "r-drop.alpha": "2"},
-        {"ad-drop": {"p": 0.4}, "r-drop": {"alpha": 2.0}},
-    ],
-)
-def test_compositions_are_built_from_text(options: dict[str, Any]) -> None:
-    built = build_method("ad-drop+r-drop", options)
-    assert built == Compose(ADDrop(p=0.4), RDrop(alpha=2.0))
-    assert build_method(built.name, built.options()) == built
+def test_compositions_are_built_from_text() -> None:
+    built = build_method("ad-drop+r-drop", {"ad-drop.p": "0.4", "r-drop.alpha": "2"})
+    assert built == build_method(built.name, built.options()) == Compose(ADDrop(p=0.4), RDrop(alpha=2.0))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +178,7 @@ class OwnState(MethodState):
 
 @dataclass(frozen=True)
 class Own(Method):
-    """A custom method whose state is not known before it starts."""
+    """A method of one's own whose state is not known before it starts."""
 
     info = MethodInfo("own")
 
@@ -197,38 +186,13 @@ class Own(Method):
         return OwnState(self)
 
 
-@pytest.mark.parametrize("method", [Own(), Compose(Own(), HiddenCut()), Compose(Own(), Vanilla())])
+@pytest.mark.parametrize("method", [Own(), Compose(Own(), Vanilla())])
 def test_a_state_that_does_more_than_its_method_says_is_refused_in_words(method: Method) -> None:
-    message = "Method 'own': its state defines loss, which must be known .* state_class = OwnState"
-    with pytest.raises(AttendropError, match=message), regularize(zoo.build("bert"), method):
+    with (
+        pytest.raises(AttendropError, match="Method 'own': its state defines loss"),
+        regularize(zoo.build("bert"), method),
+    ):
         pass
-
-
-@dataclass(frozen=True)
-class Twice(Method):
-    """Repeats each row, and leaves the pass to the default."""
-
-    info = MethodInfo("own")
-    state_class = OwnState
-
-    def batch(self, context: StepContext) -> Batch:
-        return repeat_rows(context.batch, 2)
-
-
-def test_a_loss_that_leaves_the_pass_to_the_default_works_beside_others() -> None:
-    """Also its batch is made, and made once."""
-    batch = zoo.batch_of("bert")
-    for method in (Twice(), Compose(Twice(), Vanilla())):
-        rows = []
-        model = zoo.build("bert")
-        model.register_forward_hook(lambda module, args, output, rows=rows: rows.append(len(output.logits)))
-        with regularize(model, method) as reg:
-            reg.loss(batch)
-            rows.clear()
-            reg.loss(batch)
-            logs = reg.logs()
-        assert rows == [2 * len(batch["labels"])]
-        assert ("vanilla/dropped" in logs) == (len(method.parts) == 2)
 
 
 @dataclass(frozen=True)
@@ -290,21 +254,10 @@ def test_a_method_that_acts_in_some_epochs_needs_the_epoch(method: Method) -> No
         reg.loss(zoo.batch_of("bert"))
 
 
-DOCS = Path(__file__).parents[3] / "docs"
-
-
-@pytest.fixture(scope="module")
-def self_drop(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    page, path = (DOCS / "own_method.md").read_text(encoding="utf-8"), tmp_path_factory.mktemp("own") / "self_drop.py"
-    path.write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("self_drop", path)
-    sys.modules["self_drop"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.SelfDrop
-
-
-def test_the_example_of_the_documents_drops_the_diagonal(self_drop: Any) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (40, 40))
-    with regularize(model, self_drop(p=0.5)) as reg:
-        reg.loss(batch)
+def test_the_example_of_the_documents_drops_the_diagonal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs/own_method.md").read_text(encoding="utf-8")
+    (tmp_path / "self_drop.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with regularize(zoo.build("bert"), importlib.import_module("self_drop").SelfDrop(p=0.5)) as reg:
+        reg.loss(zoo.batch_of("bert", (40, 40)))
         assert reg.logs()["self_drop/dropped"] == pytest.approx(0.5 / 40, rel=0.2)
