@@ -98,12 +98,10 @@ def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
     counts = {}
     for layer, drop in enumerate(drops):
         candidates = possible = 0
-        for b, length in enumerate((8, 5, 3)):
-            for h in range(2):
-                rows = range(length) if layer == 0 else [0]  # the last layer is read at the first token only
-                for i in rows:
-                    candidates += int(drop[b, h, i].sum())
-                    possible += length
+        for own, length in zip(drop, (8, 5, 3), strict=True):
+            rows = length if layer == 0 else 1  # the last layer is read at the first token only
+            candidates += int(own[:, :rows].sum())
+            possible += 2 * rows * length
         counts[layer] = (candidates, possible)
     with regularize(zoo.build("bert", dtype=torch.float64), ADDrop(p=0.4, q=q, **ON)) as reg:
         steps = 1 if q == 1 else 10

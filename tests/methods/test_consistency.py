@@ -17,7 +17,6 @@ from torch.nn import functional
 from attendrop import SCAL, ADDrop, Compose, HiddenCut, RDrop, regularize
 from attendrop.methods import consistency
 from attendrop.randomness.keyed_random import SampleKey, uniform
-from attendrop.training.regularization import Regularization
 
 
 def two_passes(model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,12 +127,11 @@ def cut_pass_of_hidden(model: Any, batch: zoo.Batch, spans: list[list[list[int]]
         kept = torch.ones(*batch["input_ids"].shape, 1)
         for row, positions in enumerate(cuts):
             kept[row, positions] = 0
-        if where == "block":
-            change = lambda _, args, output, kept=kept: output * kept  # noqa: E731
-            hooks.append(layer.register_forward_hook(change))
-        else:
-            before = lambda _, args, kept=kept: (args[0] * kept,)  # noqa: E731
-            hooks.append(layer.output.dense.register_forward_pre_hook(before))
+        hooks.append(
+            layer.register_forward_hook(lambda _, args, output, kept=kept: output * kept)
+            if where == "block"
+            else layer.output.dense.register_forward_pre_hook(lambda _, args, kept=kept: (args[0] * kept,))
+        )
     outputs = model(**batch)
     for hook in hooks:
         hook.remove()
@@ -172,13 +170,10 @@ def test_the_loss_of_hidden_cut(method: HiddenCut) -> None:
 FOUR = (8, 5, 3, 6)
 
 
-def scal_loss(model: Any, method: SCAL, batch: zoo.Batch, *, share: float = 1.0) -> Tensor:
-    reg = Regularization(zoo.training(model), method)
-    reg.loss_weight = share
-    try:
+def scal_loss(model: Any, method: SCAL, batch: zoo.Batch, share: float = 1.0) -> Tensor:
+    with regularize(model, method) as reg:
+        reg.loss_weight = share
         return reg.loss(batch)
-    finally:
-        reg.close()
 
 
 def contrast(vectors: list[Tensor], labels: list[int], temperature: float) -> float:
@@ -217,17 +212,16 @@ def of_norm(epsilon: float, gradient: Tensor) -> Tensor:
     return torch.stack([epsilon * row / row.pow(2).sum().sqrt() for row in gradient])
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_the_loss_of_scal_with_perturbed_words(share: float) -> None:
+def test_the_loss_of_scal_with_perturbed_words() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", FOUR)
     method = SCAL(epsilon=0.7, adversarial=0.6, contrast=0.3, temperature=0.2)
-    loss = scal_loss(model, method, batch, share=share)
+    loss = scal_loss(model, method, batch, 0.25)
     plain, words, first = scal_pass(model, batch, {})
     change = of_norm(0.7, torch.autograd.grad(plain, words)[0])
     perturbed, _, second = scal_pass(model, batch, {"words": change})
     labels = batch["labels"].tolist() * 2
     term = contrast([*first.detach(), *second.detach()], labels, 0.2)
-    torch.testing.assert_close(loss.detach(), (plain + 0.6 * perturbed + 0.3 * share * term).detach())
+    torch.testing.assert_close(loss.detach(), (plain + 0.6 * perturbed + 0.3 * 0.25 * term).detach())
     assert perturbed > plain
 
 
@@ -266,7 +260,8 @@ def test_scal_ignores_padding(name: str) -> None:
 
 
 def test_sequences_without_a_label_are_of_no_common_class() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", FOUR) | {"labels": torch.tensor([1, -100, 1, -100])}
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", FOUR)
+    batch["labels"] = torch.tensor([1, -100, 1, -100])
     outputs = model(**batch)
     found = consistency.classes(model, outputs, batch)
     assert found is not None and found.tolist() == [1, -2, 1, -4]

@@ -58,7 +58,7 @@ def test_mixout_replaces_weights_below_the_head_by_their_pretrained_values(name:
 
 
 def test_mixout_mixes_what_is_unfrozen_later() -> None:
-    """From then on, with the values of the start; also after an interruption before it is unfrozen again."""
+    """With the values of the start; also after an interruption before it is unfrozen again."""
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
     dense = model.bert.pooler.dense
     dense.weight.requires_grad_(False)
@@ -256,19 +256,15 @@ def test_what_is_pruned_stays_zero_and_the_rest_trains() -> None:
     reg = ticket_of(model, SuperT(fraction=0.5, search=0.25), steps=4, optimizer=optimizer)
     take_step(reg, batch)
     assert reg.metrics() == {"supert/pruned/heads": 2.0, "supert/pruned/feed_forward": 1.0}
-    assert optimizer.state
-    zeros = {name: value == 0 for name, value in model.named_parameters()}
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     for _ in range(3):
         take_step(reg, batch)
     reg.close()
-    pruned = 0
     for name, value in model.named_parameters():
-        assert (value[zeros[name]] == 0).all()
-        pruned += int(zeros[name].sum())
-        if "dense" in name and not zeros[name].all():
-            assert (value != before[name])[~zeros[name]].float().mean() > 0.9
-    assert pruned >= 2 * 8 * 16 + 16 * 16 + 16
+        zeros = before[name] == 0
+        assert (value[zeros] == 0).all()
+        if "dense" in name and not zeros.all():
+            assert (value != before[name])[~zeros].float().mean() > 0.9
 
 
 def test_a_run_goes_on_exactly_before_and_after_the_way_back(tmp_path: Path) -> None:
