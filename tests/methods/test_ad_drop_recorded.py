@@ -94,11 +94,11 @@ def test_records_equal_a_naive_computation_and_are_dropped_next(name: str, backe
     assert total == sum(int(mask.sum()) for mask in expected)
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-choice"])
+@pytest.mark.parametrize("name", ["llama-class", "bert-choice"])
 def test_records_depend_neither_on_padding_nor_on_micro_batches_nor_on_checkpointing(name: str) -> None:
     rows = zoo.rows(name, (8, 5, 3))
     whole = (zoo.on_device(zoo.collate(rows)), [7, 8, 9])
-    padded = (zoo.on_device(zoo.collate(rows, extra=4)), [7, 8, 9])
+    padded = (zoo.on_device(zoo.collate(rows, extra=4, left=name == "llama-class")), [7, 8, 9])
     parts = [(zoo.on_device(zoo.collate([each])), [row]) for each, row in zip(rows, (7, 8, 9), strict=True)]
     found = []
     for checkpointing, batches in ((False, [whole]), (True, [whole]), (False, [padded]), (False, parts)):
