@@ -15,20 +15,10 @@ from helpers.weighted import weighted
 from torch import Tensor
 
 from attendrop import regularize
-from attendrop.attribution.gradient import head_importance
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
-from attendrop.reports.attention_maps import Drops, record_drops
 from attendrop.training.regularization import Regularization
-from attendrop_methods import (
-    AdversarialDropout,
-    AlphaDropout,
-    DropAttention,
-    DropBlock,
-    EDropout,
-    HeadMask,
-    attention_dropout,
-)
-from attendrop_methods.attention_dropout import _EDropoutState, affine, flipped
+from attendrop_methods import AdversarialDropout, AlphaDropout, DropAttention, DropBlock, EDropout, HeadMask
+from attendrop_methods.attention_dropout import _EDropoutState
 
 
 def gamma(p: float, size: int, rows: int, n: int) -> float:
@@ -58,12 +48,9 @@ def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tens
     return drop
 
 
-BLOCKS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBlock(p=0.5, block_size=3, block_rows=3)]
-
-
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("bert", BLOCKS[1]), ("gpt2-class", BLOCKS[2]), ("bart-class", BLOCKS[0])],
+    [("gpt2-class", DropBlock(p=0.5, block_size=3, block_rows=3)), ("bart-class", DropBlock(p=0.4, block_size=3))],
     ids=str,
 )
 def test_the_loss_of_dropblock(name: str, method: DropBlock) -> None:
@@ -93,8 +80,7 @@ VALID = (torch.arange(9) < torch.tensor(LENGTHS)[:, None])[:, None, None].expand
 CAUSAL = torch.ones(9, 9).tril().bool().expand(SHAPE)
 
 
-@pytest.mark.parametrize("valid", [VALID, CAUSAL], ids=["padded", "causal"])
-@pytest.mark.parametrize("unit", ["element", "column"])
+@pytest.mark.parametrize(("valid", "unit"), [(VALID, "column"), (CAUSAL, "element")], ids=["padded", "causal"])
 def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(unit: str, valid: Tensor) -> None:
     edit = edit_of(DropAttention(p=0.4, unit=unit), SHAPE, valid)
     before = attention(valid)
@@ -173,34 +159,6 @@ def test_the_loss_of_adversarial_dropout() -> None:
     assert raised > 0
 
 
-def numbers_changed(name: str, monkeypatch: pytest.MonkeyPatch, **padding: int) -> list[list[int]]:
-    """How many positions of each layer and sequence are changed, in the order of execution."""
-    found = []
-
-    def counted(mask: Tensor, *given: Any) -> Tensor:
-        after = flipped(mask, *given)
-        found.append((after != mask).flatten(1).sum(-1).tolist())
-        return after
-
-    monkeypatch.setattr(attention_dropout, "flipped", counted)
-    with regularize(zoo.build(name, dtype=torch.float64), AdversarialDropout(p=0.2, delta=0.05)) as reg:
-        reg.loss(zoo.batch_of(name, (12, 5), **padding))
-    monkeypatch.undo()
-    return found
-
-
-def test_delta_is_a_fraction_of_the_positions_that_the_loss_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last layer of BERT has one row of 12 and 5 keys in each of 2 heads."""
-    assert numbers_changed("bert", monkeypatch) == [[14, 2], [1, 0]]
-    assert numbers_changed("bart", monkeypatch) == numbers_changed("bart", monkeypatch, extra=20)  # padded targets
-
-
-def test_it_takes_the_place_of_the_models_own_attention_dropout() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=0.5), zoo.batch_of("bert")
-    with regularize(model, AdversarialDropout(p=1e-9, delta=1e-6)) as reg:
-        torch.testing.assert_close(reg.loss(batch), 2 * model.eval()(**batch).loss)
-
-
 def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None = None, layer: int = 0) -> Tensor:
     """Which heads of which sequence are masked, ``(batch, heads)``."""
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -212,23 +170,10 @@ def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None =
     return after[:, 0, :, 0] == 0
 
 
-@pytest.mark.parametrize(
-    ("fraction", "heads", "expected"),
-    [(1 - 0.9, 10, 1), (0.01, 12, 1), (0.99, 4, 3)],
-)  # fmt: skip
-def test_a_fraction_of_the_heads(fraction: float, heads: int, expected: int) -> None:
-    method = HeadMask(fraction=fraction)
-    assert method.count(heads) == expected
-    assert masked(method, 50, heads).sum(1).eq(expected).all()
-
-
 def test_random_heads_are_equally_often_masked() -> None:
-    found = masked(HeadMask(fraction=0.3), 6000, 10).double()
-    assert found.mean(0).sub(0.3).abs().max() < 0.025  # 4 standard deviations
-    # Two of them together, without replacement: 3 * 2 / (10 * 9).
-    pairs = found.T @ found / 6000
-    assert (pairs[~torch.eye(10, dtype=torch.bool)] - 6 / 90).abs().max() < 0.015
-    assert not torch.equal(found, masked(HeadMask(fraction=0.3), 6000, 10, layer=1).double())
+    found = masked(HeadMask(fraction=0.3), 2000, 10).double()
+    assert found.sum(1).eq(3).all()
+    assert found.mean(0).sub(0.3).abs().max() < 0.045  # 4 standard deviations
 
 
 def test_the_most_important_heads_are_masked() -> None:
@@ -241,45 +186,20 @@ def test_the_most_important_heads_are_masked() -> None:
     ]
 
 
-def test_the_loss_is_that_of_a_model_without_these_heads() -> None:
-    model = zoo.build("bert", dtype=torch.float64, num_attention_heads=4)
-    batch = zoo.batch_of("bert", (8, 5, 3))
-    with regularize(model, HeadMask(fraction=0.5, select_by="importance", layers="first")) as reg:
-        loss, logs = reg.loss(batch), reg.logs()
-        importance = head_importance(reg.adapter, batch, reg.adapter.attention_layers)["encoder.0"]
-    assert logs["headmask/dropped"] == 0.5
-    order = [sorted(range(4), key=lambda h: -float(importance[row, h]))[:2] for row in range(3)]
-    drop = torch.tensor([[head in first for head in range(4)] for first in order])
-    with gated(model.bert.encoder.layer[0].attention.output.dense, ~drop):
-        torch.testing.assert_close(model(**batch).loss, loss)
-
-
 ALPHA = -1.7580993408473766
 
 
-def alpha_dropout(p: float, inputs: Tensor) -> Tensor:
-    """What becomes of hidden units ``(batch, query, heads, dim)`` of a layer."""
-    batch, queries, heads, _ = inputs.shape
-    edit = edit_of(AlphaDropout(p=p), (batch, heads, queries, queries))
+def test_each_unit_is_kept_or_saturated_and_then_transformed() -> None:
+    p, q = 0.1, 0.9
+    inputs = torch.randn(2, 6, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    edit = edit_of(AlphaDropout(p=p), (2, 2, 6, 6))
     found = edit.output(inputs)
     assert torch.equal(edit.output(inputs), found)  # under activation checkpointing it is called again
-    return found
-
-
-def test_each_unit_is_kept_or_saturated_and_then_transformed() -> None:
-    p = 0.1
-    inputs = torch.randn(2, 6, 2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    q = 1 - p
     a = 1 / math.sqrt(q + ALPHA**2 * q * (1 - q))
     b = -a * (1 - q) * ALPHA
-    dropped = 0
-    for before, after in zip(inputs.flatten().tolist(), alpha_dropout(p, inputs).flatten().tolist(), strict=True):
-        if math.isclose(after, a * ALPHA + b, abs_tol=1e-9):
-            dropped += 1
-        else:
-            assert math.isclose(after, a * before + b, abs_tol=1e-9)
-    assert dropped / inputs.numel() == pytest.approx(p, abs=4 * math.sqrt(p * q / inputs.numel()))
-    assert affine(p) == pytest.approx((a, b))
+    dropped = (found - (a * ALPHA + b)).abs() < 1e-9
+    torch.testing.assert_close(found[~dropped], a * inputs[~dropped] + b)
+    assert dropped.double().mean().item() == pytest.approx(p, abs=4 * math.sqrt(p * q / inputs.numel()))
 
 
 KEY = SampleKey(0, 0, 0, 3)
@@ -324,41 +244,11 @@ def test_a_step() -> None:
     reg.close()
 
 
-def population_of(**options: Any) -> Any:
-    return _EDropoutState(EDropout(**options), zoo.training(zoo.build("bert")))
-
-
-def test_challengers_mutate_one_of_three_other_states() -> None:
-    """Without chance in mutation and crossover: ``a``, changed where ``b`` and ``c`` differ."""
-    population = population_of(p=0.5, population=6, mutation=1.0, crossover=1.0)
-    for number in range(6):
-        population.dropped(KEY, "encoder.0", 40, number)
-    states, challengers = population.states["encoder.0"], population.challengers["encoder.0"]
-    for number, challenger in enumerate(challengers):
-        others = [other for other in range(6) if other != number]
-        made = [
-            states[a] ^ (states[b] != states[c]) for a in others for b in others for c in others if len({a, b, c}) == 3
-        ]
-        assert any(torch.equal(challenger, each) for each in made)
-        assert not torch.equal(challenger, states[number])
-
-
 def test_an_energy_that_is_not_finite_loses() -> None:
-    population = population_of()
+    population: Any = _EDropoutState(EDropout(), zoo.training(zoo.build("bert")))
     population.states = {"encoder.0": torch.tensor([[False]] * 4)}
     population.challengers = {"encoder.0": torch.tensor([[True]] * 4)}
     population.energies = torch.tensor([1.0, torch.nan, 0.5, 1.0, torch.nan, 0.4, torch.nan, 2.0])
     population.after_step(1)
     assert population.states["encoder.0"].flatten().tolist() == [False, True, False, False]
     assert population.best == 1
-
-
-def test_what_a_finished_run_drops_is_shown() -> None:
-    """In all layers, and at any step: the heads that its report names."""
-    model = zoo.build("bert", num_attention_heads=4)
-    learnt = {"encoder.0": [1, 2], "encoder.1": []}
-    for step in range(3):
-        drops = Drops(EDropout(p=0.5), step=step, learnt=({"edropout": learnt}, {}))
-        found = record_drops(model, drops, zoo.batch_of("bert"))
-        kept = [drop.dropped.flatten(2).any(-1).all(0) for drop in found.values()]
-        assert [drop.nonzero().flatten().tolist() for drop in kept] == list(learnt.values())

@@ -17,62 +17,65 @@ from torch.distributions import Bernoulli, kl_divergence
 from torch.nn import functional
 
 from attendrop import AttendropError, Method, regularize
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import AttentionCall
 from attendrop.extend import row_losses, row_shares
-from attendrop.methods.core.context import Processes, RunningStatistics, StepContext
+from attendrop.methods.core.context import Processes
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.tasks.types.model_classes import choice_class
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ConcreteDropout, ContextualDropout, LearnableBernoulli, VariationalDropout
-from attendrop_methods.learnt_dropout import bernoulli_divergence, mean_values, query_weights, real_queries
-
-SHAPE = (2, 2, 5, 5)
+from attendrop_methods.learnt_dropout import bernoulli_divergence, query_weights
 
 
 def concrete(model: Any, processes: Processes | None = None, **options: Any) -> Regularization:
     return Regularization(zoo.training(model, processes), ConcreteDropout(**({"num_train_rows": 10} | options)))
 
 
-def acted(weights: Tensor, **options: Any) -> Tensor:
-    """What becomes of attention weights of the first layer."""
-    shape: Any = tuple(weights.shape)
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (shape[-1],) * shape[0])
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    key, method = SampleKey(0, 0, 0, shape[0]), ConcreteDropout(num_train_rows=10, **options)
-    context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
-    plan = method.start(zoo.training(model)).plan(context)
-    edit = plan.edit(AttentionCall(adapter.attention_layers[0], shape, None, weights.device))
-    return edit.weights(weights)
+BATCH = (8, 5, 3)
+KEY, SHAPE, ORIGINS = SampleKey(0, 0, 0, 3), (3, 2, 8, 8), torch.zeros(3, 2, dtype=torch.long)
 
 
-@pytest.mark.parametrize(("p", "t"), [(0.1, 0.1), (0.4, 0.5)])
-def test_weights_are_multiplied_by_relaxed_draws(p: float, t: float) -> None:
-    weights = torch.rand(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = acted(weights, p=p, temperature=t)
-    origins = torch.zeros(2, 2, dtype=torch.long)
-    sampled = uniform(SampleKey(0, 0, 0, 2), "encoder.0", SHAPE, origins, weights.device)
-    for weight, u, after in zip(weights.flatten(), sampled.flatten().tolist(), found.flatten(), strict=True):
-        z = 1 / (1 + math.exp(-(math.log(p) - math.log(1 - p) + math.log(u) - math.log(1 - u)) / t))
-        assert after.item() == pytest.approx(weight.item() * (1 - z) / (1 - p), rel=1e-6, abs=1e-12)
+def relaxed(layer: str) -> Tensor:
+    """What weights are multiplied by with p = 0.4 and a temperature of 0.5."""
+    u = uniform(KEY, layer, SHAPE, ORIGINS, ORIGINS.device).double()
+    z = ((math.log(0.4 / 0.6) + u.log() - (1 - u).log()) / 0.5).sigmoid()
+    return (1 - z) / 0.6
 
 
-def value_matrices(name: str, model: Any) -> list[Tensor]:
-    """The weights of value projections, features read first."""
-    match name:
-        case "gpt2":
-            return [block.attn.c_attn.weight[:, 32:] for block in model.transformer.h]
-        case "modernbert":
-            return [layer.attn.Wqkv.weight[32:].T for layer in model.model.layers]
-        case _:
-            return [model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.value.weight.T] * 2
+def normal(layer: str) -> Tensor:
+    """Samples of N(1, 0.2), one by one."""
+    sampled = uniform(KEY, layer, SHAPE, ORIGINS, ORIGINS.device)
+    return 1 + math.sqrt(0.2) * sampled.double().apply_(NormalDist().inv_cdf)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "modernbert", "albert"])
-def test_the_penalty_is_that_of_the_paper(name: str) -> None:
-    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+def kept(layer: str) -> Tensor:
+    return (~sample_mask(0.3, KEY, layer, SHAPE, ORIGINS, ORIGINS.device)).double() / 0.7
+
+
+def penalty(alpha: float) -> float:
+    """Eq. 14."""
+    return -(0.5 * math.log(alpha) + 1.16145124 * alpha - 1.50204118 * alpha**2 + 0.58629921 * alpha**3)
+
+
+@pytest.mark.parametrize(
+    ("method", "factors", "term"),
+    [
+        (ConcreteDropout(p=0.4, temperature=0.5, num_train_rows=10**9), relaxed, 0.0),
+        (VariationalDropout(alpha=0.2, kl_weight=3.0, num_train_rows=10), normal, 3.0 / 10 * 2 * penalty(0.2)),
+        (LearnableBernoulli(p=0.3, num_train_rows=10**9), kept, 0.0),
+    ],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)
+def test_the_loss_is_that_of_weights_with_noise_and_the_penalty(method: Method, factors: Any, term: float) -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", BATCH)
+    reg = Regularization(zoo.training(model), method)
+    loss = reg.loss(batch)
+    reg.close()
+    expected = weighted(model, batch, {key: factors(key) for key in ("encoder.0", "encoder.1")}).loss + term
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_penalty_is_that_of_the_paper() -> None:
+    model, batch = zoo.build("gpt2", dtype=torch.float64), zoo.batch_of("gpt2")
     p, scale, count, rows = 0.2, 0.7, 3.0, 50
     reg = concrete(model, p=p, length_scale=scale, entropy_weight=count, num_train_rows=rows)
     with_penalty = reg.loss(batch)
@@ -80,11 +83,10 @@ def test_the_penalty_is_that_of_the_paper(name: str) -> None:
     reg.begin_step(0)
     without = reg.loss(batch)
     reg.close()
-    entropy_of_p = -p * math.log(p) - (1 - p) * math.log(1 - p)
-    expected = 0.0
-    for value in value_matrices(name, model):
+    expected = 2 * count * (p * math.log(p) + (1 - p) * math.log(1 - p))
+    for block in model.transformer.h:
         # Theirs is the norm of the weights before what is kept is scaled up.
-        expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - count * entropy_of_p
+        expected += scale**2 * (1 - p) / 2 * (block.attn.c_attn.weight[:, 32:] / (1 - p)).square().sum().item()
     assert (with_penalty - without).item() == pytest.approx(expected / rows, rel=1e-5)
 
 
@@ -92,19 +94,12 @@ def learnt(reg: Regularization) -> list[float]:
     return list(reg.method_state.final_report([])["concrete_dropout"].values())
 
 
-def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -> Tensor:
-    """The gradient that the optimizer of the probabilities sees, of a batch of 4 rows in micro-batches of ``cut``."""
-    rows, found = zoo.rows("bert", (8, 5, 3, 6)), []
-    reg = concrete(zoo.build("bert", dtype=torch.float64), processes)
+def gradient(scale: float = 1.0, processes: Processes | None = None) -> Tensor:
+    """The gradient that the optimizer of the probabilities sees."""
+    reg, found = concrete(zoo.build("bert", dtype=torch.float64), processes), list[Tensor]()
     method_state: Any = reg.method_state
-    reg.loss_scale, reg.loss_weight = scale, cut / 4
-    for start in range(0, 4, cut):
-        batch = zoo.collate(rows[start : start + cut])
-        # As a trainer does, the loss of the data comes with its share, and the penalty is given its own.
-        penalty = method_state.penalty
-        method_state.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.loss_weight
-        (reg.loss(batch) * cut / 4 * scale).backward()
-        method_state.penalty = penalty
+    reg.loss_scale = scale
+    (reg.loss(zoo.batch_of("bert")) * scale).backward()
     method_state.optimizer.register_step_pre_hook(lambda *_: found.append(method_state.values.grad.clone()))
     reg.step()
     reg.close()
@@ -112,13 +107,9 @@ def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -
     return found[0]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"cut": 1}, {"cut": 4, "scale": 1024.0}, {"cut": 4, "processes": Processes(0, 2, lambda t: 2 * t)}],
-    ids=["micro-batches of 1", "loss scale", "averaged over processes"],
-)
-def test_what_leaves_the_gradient_as_it_is(options: dict[str, Any]) -> None:
-    torch.testing.assert_close(gradient(**options), gradient(4), rtol=1e-5, atol=1e-7)
+def test_the_gradient_is_a_mean_over_processes_without_the_loss_scale() -> None:
+    found = gradient(1024.0, Processes(0, 2, lambda total: 2 * total))
+    torch.testing.assert_close(found, gradient(), rtol=1e-5, atol=1e-7)
 
 
 def test_a_step_that_float16_overflows_is_not_taken() -> None:
@@ -147,50 +138,10 @@ def test_rows_are_those_of_the_training_data() -> None:
         Regularization(zoo.training(model), ConcreteDropout())
 
 
-NEOX = {"vocab_size": zoo.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 16, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": zoo.PAD}  # fmt: skip
-
-
-def test_values_that_are_not_to_be_found_are_refused() -> None:
-    """Where queries, keys and values are joined head by head."""
-    reg = concrete(zoo.from_class("GPTNeoXForSequenceClassification", NEOX, "sdpa").train())
-    with pytest.raises(AttendropError, match=r"value projection of .* cannot be found; choose other layers, or ano"):
-        reg.loss(zoo.batch_of("gpt2-class"))
-    reg.close()
-
-
-LENGTHS = (8, 5, 3)
-
-
-def variational(model: Any, **options: Any) -> Regularization:
-    return Regularization(zoo.training(model), VariationalDropout(**({"num_train_rows": 10} | options)))
-
-
-def noise(layer: str) -> Tensor:
-    """Samples of N(0, 1) of the first step, one by one."""
-    shape, origins = (3, 2, 8, 8), torch.zeros(3, 2, dtype=torch.long)
-    sampled = uniform(SampleKey(0, 0, 0, 3), layer, shape, origins, origins.device)
-    return sampled.double().apply_(NormalDist().inv_cdf)
-
-
-def penalty(alpha: float) -> float:
-    """Eq. 14."""
-    return -(0.5 * math.log(alpha) + 1.16145124 * alpha - 1.50204118 * alpha**2 + 0.58629921 * alpha**3)
-
-
-def test_the_loss_of_variational_dropout() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
-    reg = variational(model, alpha=0.2, kl_weight=3.0)
-    loss = reg.loss(batch)
-    reg.close()
-    factors = {key: 1 + math.sqrt(0.2) * noise(key) for key in ("encoder.0", "encoder.1")}
-    expected = weighted(model, batch, factors).loss + 3.0 / 10 * 2 * penalty(0.2)
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
-
-
 def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    reg = variational(model, kl_weight=100.0, learning_rate=0.5)
+    method = VariationalDropout(num_train_rows=10, kl_weight=100.0, learning_rate=0.5)
+    reg = Regularization(zoo.training(model), method)
     for _ in range(10):
         reg.loss(batch).backward()
         reg.step()
@@ -201,10 +152,6 @@ def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
 
 # One row of two tokens, and two heads: eight positions in a layer.
 MASKS = torch.tensor(list(product((0.0, 1.0), repeat=8)), dtype=torch.float64).view(-1, 2, 2, 2)
-
-
-def bernoulli(model: Any, **options: Any) -> Regularization:
-    return Regularization(zoo.training(model), LearnableBernoulli(**({"num_train_rows": 10**9} | options)))
 
 
 def one_row(copies: int) -> zoo.Batch:
@@ -223,24 +170,12 @@ def exact_gradient(model: Any, p: float) -> Tensor:
     return gradient
 
 
-def test_the_loss_of_learnable_bernoulli_dropout() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3))
-    reg = bernoulli(model, p=0.3)
-    loss = reg.loss(batch)
-    reg.close()
-    origins = torch.zeros(3, 2, dtype=torch.long)
-    factors = {}
-    for key in ("encoder.0", "encoder.1"):
-        drop = sample_mask(0.3, SampleKey(0, 0, 0, 3), key, (3, 2, 8, 8), origins, origins.device)
-        factors[key] = (~drop).double() / 0.7
-    torch.testing.assert_close(loss, weighted(model, batch, factors).loss, rtol=1e-6, atol=1e-6)
-
-
 def test_the_gradient_of_bernoulli_dropout_is_an_unbiased_estimate() -> None:
     """Of each step, which is a mean over 256 independent pairs of samples of the same row."""
     model = zoo.build("bert", dtype=torch.float64)
     exact = exact_gradient(model, 0.3).sum().item()
-    reg, found = bernoulli(model, p=0.3, layers="first"), []
+    method = LearnableBernoulli(p=0.3, layers="first", num_train_rows=10**9)
+    reg, found = Regularization(zoo.training(model), method), []
     values: Any = None
     for step in range(30):
         reg.begin_step(step)
@@ -258,8 +193,8 @@ def test_the_gradient_of_bernoulli_dropout_is_an_unbiased_estimate() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        *((name, "") for name in ("bert-tokens", "bert-choice", "gpt2", "bert")),
-        *(("bert", problem) for problem in ("regression", "multi_label_classification")),
+        *((name, "") for name in ("bert-tokens", "gpt2", "bert")),
+        ("bert", "multi_label_classification"),
     ],
 )
 def test_losses_of_rows_sum_to_that_of_the_model(name: str, problem: str) -> None:
@@ -279,23 +214,6 @@ def test_losses_of_rows_sum_to_that_of_the_model(name: str, problem: str) -> Non
         torch.testing.assert_close(row_losses(model, outputs, batch | {"labels": likely})[::2], losses[::2] * 2 / 3)
 
 
-# Beyond the eight tokens of the batch, an answer is not in the window; a negative position counts as the first.
-def test_losses_of_answers_ignore_what_the_model_ignores() -> None:
-    start = [-100, 2, 30]
-    model = zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}).double().train()
-    batch = zoo.batch_of("bert", labels=False)
-    batch |= {"start_positions": torch.tensor(start), "end_positions": torch.tensor([3, 9, 2])}
-    outputs = model(**batch)
-    losses, shares = row_losses(model, outputs, batch), row_shares(model, outputs, batch)
-    torch.testing.assert_close(losses.sum(), outputs.loss)
-    counted = torch.tensor([[each < 8 for each in start], [True, False, True]]).double()
-    torch.testing.assert_close(shares.double(), (counted / counted.sum(1, keepdim=True)).mean(0))
-
-
-def at_work(model: Any, **options: Any) -> Regularization:
-    return Regularization(zoo.training(model), ContextualDropout(**options))
-
-
 def test_the_gradient_is_that_of_the_method_without_context() -> None:
     """Whose estimate is unbiased. It is the sum over heads; log-odds at the start are the bias of the last layer."""
     found: list[dict[str, Tensor]] = []
@@ -313,73 +231,10 @@ def test_the_gradient_is_that_of_the_method_without_context() -> None:
     assert networks["encoder.0/prior"] == 0
 
 
-def test_rows_are_weighted_as_in_the_loss() -> None:
-    """In the first layer, whose values do not depend on what is dropped. Rows alone have no padding."""
-    alone = [divergence_of(zoo.collate([row])) for row in zoo.rows("gpt2", (8, 5, 3))]
-    expected = sum(count * value for count, value in zip((7, 4, 2), alone, strict=True)) / 13
-    assert divergence_of(zoo.batch_of("gpt2", (8, 5, 3))) == pytest.approx(expected, rel=1e-5)
-    assert max(alone) > 1.1 * min(alone)
-
-
-def divergence_of(batch: zoo.Batch) -> float:
-    model, losses = zoo.build("gpt2", dtype=torch.float64), []
-    for weight in (0.0, 1.0):
-        reg = at_work(model, p=0.3, prior_weight=weight, layers="first")
-        reg.loss(batch)
-        moved_networks(reg)
-        reg.begin_step(0)
-        losses.append(reg.loss(batch).item())
-        reg.close()
-    return losses[1] - losses[0]
-
-
-def call_of(valid: Tensor | None) -> AttentionCall:
-    return AttentionCall(AttentionLayer("a", "encoder", 0), (2, 2, 5, 5), valid, torch.device("cpu"))
-
-
-def normalised(mean: Tensor) -> Tensor:
-    return (mean.flatten() - mean.mean()) / (mean.var(unbiased=False) + 1e-5).sqrt()
-
-
-def test_the_network_reads_what_a_query_may_attend_to() -> None:
-    value = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
-    causal = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
-    padded = causal & (torch.arange(5) >= torch.tensor([0, 2])[:, None])[:, None, None]  # left
-    for found, first in ((mean_values(call_of(causal), value), (0, 0)), (mean_values(call_of(padded), value), (0, 2))):
-        for row, own, start in zip(found, value, first, strict=True):
-            for query in range(start, 5):
-                torch.testing.assert_close(row[query], normalised(own[:, start : query + 1].mean(1)))
-
-
 def test_the_share_of_a_row_is_divided_among_its_sequences_and_their_queries() -> None:
     queries = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
     expected = torch.tensor([[2, 2, 2, 2], [4, 4, 0, 0], [0, 0, 0, 0], [0, 0, 4, 4]]) / 32
     torch.testing.assert_close(query_weights(queries, torch.tensor([0.5, 0.25])), expected)
-
-
-def moved_networks(reg: Regularization) -> None:
-    """Set the networks to ones whose probabilities depend on what they read."""
-    parameters: dict[str, Tensor] = reg.method_state.parameters  # type: ignore[attr-defined]
-    generator = torch.Generator().manual_seed(0)
-    for name, value in parameters.items():
-        if name.endswith("/second"):
-            value.data = torch.randn(value.shape, generator=generator)
-
-
-def test_no_prediction_depends_on_later_tokens() -> None:
-    found = []
-    for last in (7, 9):
-        model, batch = zoo.build("llama", dtype=torch.float64), zoo.batch_of("llama", (8, 8))
-        batch["input_ids"][:, -1] = last
-        outputs: list[Any] = []
-        model.register_forward_hook(lambda module, inputs, output, outputs=outputs: outputs.append(output))
-        with regularize(model, ContextualDropout(p=0.3)) as reg:
-            reg.loss(batch)
-            moved_networks(reg)
-            reg.loss(batch)
-        found.append(outputs[-1].logits.detach())
-    assert not torch.equal(found[0][:, -1], found[1][:, -1])
-    assert torch.equal(found[0][:, :-1], found[1][:, :-1])
 
 
 def test_the_divergence_from_the_prior() -> None:
@@ -387,30 +242,6 @@ def test_the_divergence_from_the_prior() -> None:
     expected = kl_divergence(Bernoulli(logits=log_odds), Bernoulli(logits=prior))
     torch.testing.assert_close(bernoulli_divergence(log_odds, prior), expected)
     assert bernoulli_divergence(prior, prior) == 0
-
-
-MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-LABELS = torch.tensor([[5, 6, 7, -100], [-100, 6, -100, -100]])
-ALL = [[1, 1, 1, 1], [1, 1, 1, 1]]
-UP_TO_LAST = [[1, 1, 1, 0], [1, 1, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "batch", "expected"),
-    [
-        ("encoder", {"attention_mask": MASK, "labels": LABELS}, ALL),  # what the mask of the layer does not tell
-        ("decoder", {"attention_mask": MASK, "labels": LABELS}, UP_TO_LAST),
-        ("cross", {"decoder_attention_mask": MASK, "labels": LABELS}, MASK.tolist()),
-        ("cross", {"attention_mask": MASK, "labels": torch.tensor([1, 2])}, MASK.tolist()),  # one label for a text
-        ("cross", {"attention_mask": MASK, "labels": torch.zeros(2, 4)}, MASK.tolist()),  # four labels for a text
-        ("cross", {"attention_mask": MASK, "decoder_input_ids": LABELS}, ALL),  # nothing tells
-        ("cross", {"labels": LABELS[:, :3]}, ALL),  # not the lengths of the layer
-        ("encoder", {"attention_mask": MASK.view(1, 2, 4) * torch.tensor([1, 0])[:, None]}, [[1] * 4, [0] * 4]),
-    ],
-)
-def test_the_batch_tells(kind: str, batch: dict[str, Tensor], expected: list[list[int]]) -> None:
-    call = AttentionCall(AttentionLayer("layer", kind, 0), (2, 1, 4, 4), None, torch.device("cpu"))
-    assert real_queries(call, batch)[:, 0, :, 0].int().tolist() == expected
 
 
 def choice_model() -> Any:

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import tiny, zoo
-from helpers.checkpointing import checkpoint_activations
-from helpers.training import moved, take_step
-from safetensors.torch import load_file
+from helpers import zoo
+from helpers.training import moved
 from torch import Tensor
 
-from attendrop import (
-    AttendropError,
-    Compose,
-    Mixout,
-    SuperT,
-    regularize,
-)
-from attendrop.runs.train import train
-from attendrop.training.regularization import Regularization
+from attendrop import AttendropError, Compose, Mixout, SuperT, regularize
 from attendrop_methods import L2SP, SAM, DropConnect, LayerReinit
 
 
 def test_dropconnect_acts_on_the_projections_of_the_attention() -> None:
-    model = zoo.build("bert", dtype=torch.float64)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if name.endswith("dense.weight")}
     seen: dict[str, Tensor] = {}
     with regularize(model, DropConnect(p=0.4, layers="first")) as reg:
-        reg.loss(zoo.batch_of("bert"))
+        reg.loss(batch)
         for name in before:
-            if name.endswith("weight") and "embeddings" not in name:
-                module = model.get_submodule(name.removesuffix(".weight"))
-                module.register_forward_pre_hook(
-                    lambda module, _, name=name: seen.update({name: module.weight.detach().clone()})
-                )
-        reg.loss(zoo.batch_of("bert"))
-    changed = {name for name, value in seen.items() if not torch.equal(value, before[name])}
-    start = "bert.encoder.layer.0.attention."
-    assert changed == {start + part for part in (
-        "self.query.weight", "self.key.weight", "self.value.weight", "output.dense.weight"
-    )}  # fmt: skip
-    for name in changed:
-        dropped = seen[name] == 0
-        torch.testing.assert_close(seen[name], torch.where(dropped, 0.0, before[name] / 0.6))
-        assert 0.25 < dropped.double().mean() < 0.55
+            model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(
+                lambda module, _, name=name: seen.update({name: module.weight.detach().clone()})
+            )
+        reg.loss(batch)
+    (changed,) = {name for name, value in seen.items() if not torch.equal(value, before[name])}
+    assert changed == "bert.encoder.layer.0.attention.output.dense.weight"
+    dropped = seen[changed] == 0
+    torch.testing.assert_close(seen[changed], torch.where(dropped, 0.0, before[changed] / 0.6))
+    assert 0.25 < dropped.double().mean() < 0.55
 
 
 def perturbed_gradients(model: Any, batch: zoo.Batch, rho: float) -> tuple[dict[str, Tensor], Tensor]:
@@ -75,9 +58,9 @@ def gradients_of(model: Any, method: Any, batch: zoo.Batch) -> tuple[dict[str, T
     return zoo.gradients(model), loss.detach()
 
 
-@pytest.mark.parametrize("name", ["albert", "t5", "deberta-v3"])
+@pytest.mark.parametrize("name", ["t5", "deberta-v3"])
 def test_the_gradient_is_that_at_the_perturbed_weights(name: str) -> None:
-    """Also where layers, or embedding and output, share their weights, or a module reads those of another (DeBERTa)."""
+    """Also where embedding and output share their weights, or a module reads those of another (DeBERTa)."""
     attention = zoo.ZOO[name].implementations[0]
     model, batch = zoo.build(name, attention, dtype=torch.float64), zoo.batch_of(name)
     found, loss = gradients_of(model, SAM(rho=0.02), batch)
@@ -85,37 +68,6 @@ def test_the_gradient_is_that_at_the_perturbed_weights(name: str) -> None:
     zoo.assert_same({k: v for k, v in found.items() if k in expected}, expected, 1e-6)
     torch.testing.assert_close(loss, perturbed)
     assert loss > model(**batch).loss
-
-
-def test_what_is_frozen_or_unfrozen_later_is_perturbed_accordingly() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    model.bert.requires_grad_(False)
-    with regularize(model, SAM(rho=0.02)) as reg:
-        for frozen in (model.classifier, model.bert.embeddings):
-            model.requires_grad_(True)
-            frozen.requires_grad_(False)
-            loss = reg.loss(batch).detach()
-            torch.testing.assert_close(loss, perturbed_gradients(model, batch, 0.02)[1])
-
-
-def test_losses_may_be_differentiated_together() -> None:
-    """Also where layers run again in the backward pass; a pass of one's own before it is not perturbed."""
-    batches = [zoo.batch_of("bert"), zoo.batch_of("bert", (6, 7), seed=5)]
-    found = []
-    for together in (False, True):
-        model = zoo.build("bert", dtype=torch.float64)
-        checkpoint_activations(model)
-        expected = model(**batches[0]).loss
-        with regularize(model, SAM(rho=0.2)) as reg:
-            if together:
-                losses = [reg.loss(batch) for batch in batches]
-                assert torch.equal(model(**batches[0]).loss, expected)
-                torch.stack(losses).sum().backward()
-            else:
-                for batch in batches:
-                    reg.loss(batch).backward()
-        found.append(zoo.gradients(model))
-    zoo.assert_same(*found, 1e-9)
 
 
 def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
@@ -135,25 +87,6 @@ def test_the_gradient_is_that_of_the_loss_and_the_penalty() -> None:
     (model(**batch).loss + 0.3 / 2 * distance + 0.7 / 2 * norm).backward()
     zoo.assert_same(found, zoo.gradients(model), 1e-9)
     assert report["l2_sp"]["distance"] == pytest.approx(distance.item() ** 0.5)
-
-
-def test_what_is_unfrozen_later_is_pulled_to_where_it_began() -> None:
-    """Also after an interruption: the checkpoint knows more weights than the state that loads it."""
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    model.bert.requires_grad_(False)
-    weight, optimizer = model.bert.pooler.dense.weight, torch.optim.SGD(model.parameters(), lr=0.1)
-    start = weight.detach().clone()
-    with regularize(model, L2SP(alpha=0.3, beta=0.7), optimizer=optimizer) as reg:
-        model.bert.requires_grad_(True)
-        take_step(reg, batch)
-        reg.loss(batch).backward()
-        expected = weight.grad + 0.3 * (weight.detach() - start)
-        optimizer.step()
-        torch.testing.assert_close(weight.grad, expected)
-        model.bert.requires_grad_(False)
-    resumed = Regularization(zoo.training(model, optimizer=optimizer), L2SP()).method_state
-    resumed.load_state_dict(reg.method_state.state_dict(), {})
-    assert torch.equal(resumed.state_dict()["start"]["bert.pooler.dense.weight"], start)
 
 
 def reinitialized(model: Any, batch: zoo.Batch, method: LayerReinit, **options: Any) -> set[str]:
@@ -178,27 +111,21 @@ def test_the_top_layers_and_the_pooler_are_new() -> None:
                 assert (value == (1 if kind == "norm" else 0)).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "top"),
-    [("bart-class", "model.decoder.layers.1."), ("vit", "vit.layers.1.")],
-)
-def test_other_models(name: str, top: str) -> None:
-    found = reinitialized(zoo.build(name), zoo.batch_of(name), LayerReinit(pooler=False))
-    assert found and all(each.startswith(top) for each in found)
+def test_of_an_encoder_decoder_model_the_top_is_the_decoders() -> None:
+    found = reinitialized(zoo.build("bart-class"), zoo.batch_of("bart-class"), LayerReinit(pooler=False))
+    assert found and all(each.startswith("model.decoder.layers.1.") for each in found)
 
 
 def test_the_weights_depend_on_the_seed_alone() -> None:
-    models = [zoo.build("bert") for _ in range(4)]
-    for number, (model, seed) in enumerate(zip(models, (0, 0, 1, 0), strict=True)):
+    models = [zoo.build("bert") for _ in range(3)]
+    for number, (model, seed) in enumerate(zip(models, (0, 0, 1), strict=True)):
         torch.manual_seed(number)
         state = torch.get_rng_state()
-        if number == 3:
+        if number == 1:
             LayerReinit().prepare(model, seed)
-            assert torch.equal(torch.get_rng_state(), state)
         reinitialized(model, zoo.batch_of("bert"), LayerReinit(), seed=seed)
         assert torch.equal(torch.get_rng_state(), state)  # the model has no dropout
     zoo.assert_same(models[0].state_dict(), models[1].state_dict())
-    zoo.assert_same(models[0].state_dict(), models[3].state_dict())
     assert not torch.equal(models[0].bert.pooler.dense.weight, models[2].bert.pooler.dense.weight)
 
 
@@ -210,16 +137,3 @@ def test_what_cannot_be_reinitialised_is_refused() -> None:
     for other in (Mixout(), L2SP(), SuperT()):
         with pytest.raises(AttendropError, match="back to the pre-trained weights"):
             Compose(LayerReinit(), other)
-
-
-def test_the_head_starts_from_the_features_of_the_new_layers(tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path / "model")
-    tiny.write_data(tmp_path)
-    found = []
-    for method in ("finetune", "layer-reinit"):
-        config = tiny.config(tmp_path, method, method=method, pooling="mean", head_init="linear-probe", max_steps=0)
-        assert train(config)["head_init"]["kind"] == "logistic regression"
-        found.append(load_file(tmp_path / method / "model.safetensors"))
-    changed = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
-    assert {name.partition(".")[0] for name in changed} == {"bert", "mean_classifier"}
-    assert all("layer.1." in name for name in changed if name.startswith("bert."))

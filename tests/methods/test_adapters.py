@@ -13,19 +13,7 @@ from helpers.adapters import adapted, frozen, lora, trained
 from helpers.table import FIRST_STEP, ON_MOVED_WEIGHTS, PLAIN, TABLE, TERMS, given
 from torch import Tensor, nn
 
-from attendrop import (
-    ADDrop,
-    AttendropError,
-    ChildTuning,
-    Compose,
-    FineTune,
-    HiddenCut,
-    Method,
-    Mixout,
-    RDrop,
-    SuperT,
-    regularize,
-)
+from attendrop import ADDrop, AttendropError, ChildTuning, Compose, FineTune, Method, Mixout, RDrop, SuperT, regularize
 from attendrop_methods import SAM, DropConnect, LayerReinit
 
 MODELS = ("bert", "llama-class")
@@ -96,23 +84,17 @@ def test_a_part_of_a_composition_must_not_change_the_model_under_an_adapter() ->
 
 
 CONFIGS = {
-    "lora on queries": lora(target_modules=["query", "value"]),
     "dora": lora(use_dora=True),
     "embeddings": lora(target_modules=["query", "word_embeddings"]),
     "ia3": peft.IA3Config(target_modules=["key", "output.dense"], feedforward_modules=["output.dense"]),
-    "oft": peft.OFTConfig(target_modules=["query", "value"], oft_block_size=4),
 }
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    "method", [ALWAYS, HiddenCut(alpha=0.3, where="feed_forward"), ChildTuning()], ids=lambda method: method.name
-)
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_adapters_of_every_kind_train(kind: str, method: Method) -> None:
+def test_adapters_of_every_kind_train(kind: str) -> None:
     model = adapted("bert", copy.deepcopy(CONFIGS[kind]))
     before = frozen(model)
-    _, found = steps(model, method, 2, rate=0.1)
+    _, found = steps(model, Compose(ALWAYS, ChildTuning()), 2, rate=0.1)
     assert found.isfinite().all()
     assert found.any()
     zoo.assert_same(frozen(model), before)
@@ -121,7 +103,7 @@ def test_adapters_of_every_kind_train(kind: str, method: Method) -> None:
 def test_virtual_tokens_are_refused() -> None:
     model = adapted("bert", peft.PromptTuningConfig(num_virtual_tokens=3))
     with (
-        pytest.raises(AttendropError, match=r"prepends 3 virtual tokens .* Use an adapter without them, such as LoRA"),
+        pytest.raises(AttendropError, match="prepends 3 virtual tokens"),
         regularize(model, ALWAYS),
     ):
         pass

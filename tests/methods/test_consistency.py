@@ -14,11 +14,9 @@ from helpers.training import Gradients, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import SCAL, ADDrop, AttendropError, Compose, HiddenCut, RDrop, regularize
+from attendrop import SCAL, ADDrop, Compose, HiddenCut, RDrop, regularize
 from attendrop.methods import consistency
-from attendrop.methods.consistency import repeat_rows
 from attendrop.randomness.keyed_random import SampleKey, uniform
-from attendrop.training.regularization import Regularization
 
 
 def two_passes(model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,10 +28,8 @@ def two_passes(model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Tensor]:
 CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
     "classes": ("bert", {}, None),
     "tokens": ("bert-tokens", {}, None),
-    "choice": ("bert-choice", {}, None),
     "regression": ("bert", {"num_labels": 1}, torch.tensor([0.1, 0.7, 0.3])),
     "labels": ("bert", {"problem_type": "multi_label_classification"}, torch.eye(3)),
-    "sequence to sequence": ("bart", {}, None),
     "language model": ("gpt2", {}, None),
 }
 
@@ -73,19 +69,15 @@ def test_the_loss_of_r_drop_is_that_of_both_copies_and_their_divergence(case: st
     assert float(mean) > 1e-4
 
 
-@pytest.mark.parametrize(("code", "alpha"), [("bert", 0.5), ("roberta", 1.4)])
-def test_a_sum_is_the_loss_of_the_authors_code(code: str, alpha: float) -> None:
+def test_a_sum_is_the_loss_of_the_authors_code() -> None:
     """Of their GLUE runs: cross-entropies are means, divergences are summed over the batch."""
     model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
     torch.manual_seed(7)
-    first, second, _ = two_passes(model, batch)
-    both = sum(functional.cross_entropy(each, batch["labels"]) for each in (first, second))
+    first, second, plain = two_passes(model, batch)
     divergence = sum(symmetric(*pair) for pair in zip(first, second, strict=True))
-    expected = both + 0.5 * divergence if code == "bert" else both / 2 + 0.7 * divergence
     torch.manual_seed(7)
-    with regularize(model, RDrop(alpha=alpha, reduction="sum")) as reg:
-        found = reg.loss(batch)
-    torch.testing.assert_close(found * (2 if code == "bert" else 1), expected, rtol=1e-4, atol=1e-5)
+    with regularize(model, RDrop(alpha=1.4, reduction="sum")) as reg:
+        torch.testing.assert_close(reg.loss(batch), plain + 0.7 * divergence, rtol=1e-4, atol=1e-5)
 
 
 def test_a_sum_is_over_the_global_batch(tmp_path: Path) -> None:
@@ -103,39 +95,17 @@ def test_a_sum_is_over_the_global_batch(tmp_path: Path) -> None:
         zoo.assert_same(one, other, 1e-6)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("dropout", "warnings"), [(0.0, 1), (0.1, 0)])
+def test_passes_that_are_equal_are_warned_of(dropout: float, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
     model, batch = zoo.build("bert", dropout=dropout), zoo.batch_of("bert")
     with regularize(model, RDrop()) as reg:
         for _ in range(4):
             reg.loss(batch)
             reg.step()
-    assert [record.message[:42] for record in caplog.records] == ["R-Drop: both passes give the same predicti"] * (
-        not dropout
-    )
-    assert all("of T5, dropout_rate; of GPT-2, resid_pdrop" in record.message for record in caplog.records)
-
-
-def test_what_an_encoder_gave_is_repeated_as_its_rows_are() -> None:
-    model, batch = zoo.build("bart"), zoo.batch_of("bart")
-    encoded = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
-    before = {name: value for name, value in batch.items() if name != "input_ids"} | {"encoder_outputs": encoded}
-    torch.testing.assert_close(model(**repeat_rows(before, 2)).logits, model(**repeat_rows(batch, 2)).logits)
+    assert caplog.text.count("R-Drop: both passes give the same predict") == len(caplog.records) == warnings
 
 
 SHORT = (8, 5, 3)
-
-
-def loss_of(model: Any, method: HiddenCut, batch: zoo.Batch, step: int = 0) -> Tensor:
-    with regularize(model, method) as reg:
-        reg.begin_step(step)
-        return reg.loss(batch)
-
-
-def starts(key: SampleKey, view: int, layer: int, rows: int) -> list[float]:
-    zeros = torch.zeros(rows, 2, dtype=torch.long)
-    sampled = uniform(key, f"{view}/encoder.{layer}", (rows, 1, 1, 1), zeros, torch.device("cpu"))
-    return [float(number) for number in sampled.flatten()]
 
 
 def span(attention: Tensor, length: int, method: HiddenCut, sampled: float) -> list[int]:
@@ -157,12 +127,11 @@ def cut_pass_of_hidden(model: Any, batch: zoo.Batch, spans: list[list[list[int]]
         kept = torch.ones(*batch["input_ids"].shape, 1)
         for row, positions in enumerate(cuts):
             kept[row, positions] = 0
-        if where == "block":
-            change = lambda _, args, output, kept=kept: output * kept  # noqa: E731
-            hooks.append(layer.register_forward_hook(change))
-        else:
-            before = lambda _, args, kept=kept: (args[0] * kept,)  # noqa: E731
-            hooks.append(layer.output.dense.register_forward_pre_hook(before))
+        hooks.append(
+            layer.register_forward_hook(lambda _, args, output, kept=kept: output * kept)
+            if where == "block"
+            else layer.output.dense.register_forward_pre_hook(lambda _, args, kept=kept: (args[0] * kept,))
+        )
     outputs = model(**batch)
     for hook in hooks:
         hook.remove()
@@ -173,49 +142,38 @@ def cut_pass_of_hidden(model: Any, batch: zoo.Batch, spans: list[list[list[int]]
     "method",
     [
         HiddenCut(alpha=0.4, gamma=0.7, eta=2.0),
-        HiddenCut(alpha=0.3, candidates=1, views=3, where="feed_forward"),
-        HiddenCut(alpha=0.4, select_by="random", views=2),
+        HiddenCut(alpha=0.4, select_by="random", views=2, where="feed_forward"),
     ],
     ids=str,
 )
 def test_the_loss_of_hidden_cut(method: HiddenCut) -> None:
     model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", SHORT)
-    for step in range(2):
-        loss = loss_of(model, method, batch, step)
-        whole = model(**batch, output_attentions=True)
-        key, passes = SampleKey(0, step, 0, 3), [whole]
-        for view in range(method.views):
-            spans = [
-                [
-                    span(attention[row].detach(), length, method, sampled)
-                    for row, (length, sampled) in enumerate(zip(SHORT, starts(key, view, layer, 3), strict=True))
-                ]
-                for layer, attention in enumerate(whole.attentions)
-            ]
-            passes.append(cut_pass_of_hidden(model, batch, spans, method.where))
-        chances = [outputs.logits.softmax(-1) for outputs in passes]
-        middle = torch.stack(chances).mean(0)
-        divergences = [functional.kl_div(middle.log(), p, reduction="batchmean") for p in chances]
-        cut = torch.stack([outputs.loss for outputs in passes[1:]]).mean()
-        expected = whole.loss + method.gamma * cut + method.eta * torch.stack(divergences).mean()
-        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
-
-
-def test_layers_without_a_block_of_their_own_are_refused() -> None:
-    with pytest.raises(AttendropError, match=r"layers='cross' selects no block of the encoder"):
-        loss_of(zoo.build("bart"), HiddenCut(layers="cross"), zoo.batch_of("bart"))
+    with regularize(model, method) as reg:
+        loss = reg.loss(batch)
+    whole = model(**batch, output_attentions=True)
+    passes, origins = [whole], torch.zeros(3, 2, dtype=torch.long)
+    for view in range(method.views):
+        spans = []
+        for layer, attention in enumerate(whole.attentions):
+            sampled = uniform(SampleKey(0, 0, 0, 3), f"{view}/encoder.{layer}", (3, 1, 1, 1), origins, origins.device)
+            rows = zip(attention.detach(), SHORT, sampled.flatten().tolist(), strict=True)
+            spans.append([span(own, length, method, each) for own, length, each in rows])
+        passes.append(cut_pass_of_hidden(model, batch, spans, method.where))
+    chances = [outputs.logits.softmax(-1) for outputs in passes]
+    middle = torch.stack(chances).mean(0)
+    divergences = [functional.kl_div(middle.log(), p, reduction="batchmean") for p in chances]
+    cut = torch.stack([outputs.loss for outputs in passes[1:]]).mean()
+    expected = whole.loss + method.gamma * cut + method.eta * torch.stack(divergences).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
 
 
 FOUR = (8, 5, 3, 6)
 
 
-def scal_loss(model: Any, method: SCAL, batch: zoo.Batch, *, share: float = 1.0) -> Tensor:
-    reg = Regularization(zoo.training(model), method)
-    reg.loss_weight = share
-    try:
+def scal_loss(model: Any, method: SCAL, batch: zoo.Batch, share: float = 1.0) -> Tensor:
+    with regularize(model, method) as reg:
+        reg.loss_weight = share
         return reg.loss(batch)
-    finally:
-        reg.close()
 
 
 def contrast(vectors: list[Tensor], labels: list[int], temperature: float) -> float:
@@ -254,17 +212,16 @@ def of_norm(epsilon: float, gradient: Tensor) -> Tensor:
     return torch.stack([epsilon * row / row.pow(2).sum().sqrt() for row in gradient])
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_the_loss_of_scal_with_perturbed_words(share: float) -> None:
+def test_the_loss_of_scal_with_perturbed_words() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", FOUR)
     method = SCAL(epsilon=0.7, adversarial=0.6, contrast=0.3, temperature=0.2)
-    loss = scal_loss(model, method, batch, share=share)
+    loss = scal_loss(model, method, batch, 0.25)
     plain, words, first = scal_pass(model, batch, {})
     change = of_norm(0.7, torch.autograd.grad(plain, words)[0])
     perturbed, _, second = scal_pass(model, batch, {"words": change})
     labels = batch["labels"].tolist() * 2
     term = contrast([*first.detach(), *second.detach()], labels, 0.2)
-    torch.testing.assert_close(loss.detach(), (plain + 0.6 * perturbed + 0.3 * share * term).detach())
+    torch.testing.assert_close(loss.detach(), (plain + 0.6 * perturbed + 0.3 * 0.25 * term).detach())
     assert perturbed > plain
 
 
@@ -303,7 +260,8 @@ def test_scal_ignores_padding(name: str) -> None:
 
 
 def test_sequences_without_a_label_are_of_no_common_class() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", FOUR) | {"labels": torch.tensor([1, -100, 1, -100])}
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", FOUR)
+    batch["labels"] = torch.tensor([1, -100, 1, -100])
     outputs = model(**batch)
     found = consistency.classes(model, outputs, batch)
     assert found is not None and found.tolist() == [1, -2, 1, -4]

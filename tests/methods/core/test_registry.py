@@ -52,9 +52,9 @@ def test_options_that_were_given(name: str, options: dict[str, Any], given: dict
     assert given_options(name, build_method(name, options).options()) == given
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_what_was_measured_is_quoted_for_that_setting_alone(name: str) -> None:
-    kind = get_method(name)
+@pytest.mark.parametrize("kind", [kind for kind in map(get_method, method_names()) if kind.info.evidence])
+def test_what_was_measured_is_quoted_for_that_setting_alone(kind: type[Method]) -> None:
+    name = kind.info.name
     measured = [(build_method(name, options), sentence) for options, sentence in kind.info.evidence]
     assert all(method.evidence == sentence and sentence in kind.info.measured() for method, sentence in measured)
     for base in (kind(), *(method for method, _ in measured)):
@@ -107,18 +107,6 @@ def test_processes_may_have_counted_what_others_have_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"p": "0.4", "q": "1"}, ADDrop(p=0.4, q=1.0)),
-        ({"cross-tuning": "off"}, ADDrop()),
-        ({"layers": [1, 2], "p": 0.5}, ADDrop(layers=(1, 2), p=0.5)),
-    ],
-)
-def test_methods_are_built_from_text(options: dict[str, Any], expected: Method) -> None:
-    assert build_method("ad-drop", options) == expected
-
-
-@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("ad-drop", {"p": "abc"}, r"p='abc' is not a number"),
@@ -128,10 +116,9 @@ def test_methods_are_built_from_text(options: dict[str, Any], expected: Method) 
         ("addrop", {}, r"no method 'addrop'\. Did you mean 'ad-drop'\?"),
         ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' belongs to none of the methods .* such as ad-drop\.p"),
         ("ad-drop", {"units": "hidden", "attribution": "attention"}, "attribution='attention' is not defined"),
+        ("ad-drop", {"attribution": "recorded", "target": "gold_label"}, "does not apply to recorded attributions"),
         ("attendout", {"defender_device": "meta"}, "defender_device='meta' is not a device"),
         ("hiddencut", {"gamma": 0, "eta": 0}, "one of them above 0"),
-        ("scal", {"adversarial": 0, "contrast": 0}, "one of them above 0"),
-        ("token-cutoff", {"alpha": 0, "beta": 0}, "one of them above 0"),
         ("supert", {"heads": "off", "feed_forward": "off"}, "leave nothing to prune"),
         ("unidrop", {"features": "", "structure": 0, "data": 1}, "All parts are disabled"),
         ("unidrop", {"features": "1,5"}, "must name some of the places 1, 2, 3 and 4"),
@@ -142,7 +129,7 @@ def test_what_cannot_be_built_is_refused(name: str, options: dict[str, Any], mes
         build_method(name, options)
 
 
-# Of each kind of range, values outside of it.
+# Of each kind of range, values outside of it; of the others, any word is.
 OUTSIDE = {
     "above 0 and below 1": [0, 1, math.nan, True],
     "above 0 and at most 1": [0, 1.1],
@@ -153,17 +140,16 @@ OUTSIDE = {
     "1 or more": [0],
     "2 or more": [1],
     "4 or more": [3],
-    "true or false": ["maybe"],
 }
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_values_outside_the_declared_ranges_are_refused(name: str) -> None:
-    for own, found in described(get_method(name)).items():
-        assert found["range"]
-        for value in OUTSIDE.get(found["range"], ["no such value"]):
-            with pytest.raises(AttendropError, match=re.escape(own)):
-                build_method(name, {own: value})
+def test_values_outside_the_declared_ranges_are_refused() -> None:
+    for name in method_names():
+        for own, found in described(get_method(name)).items():
+            assert found["range"]
+            for value in OUTSIDE.get(found["range"], ["no such value"]):
+                with pytest.raises(AttendropError, match=re.escape(own)):
+                    build_method(name, {own: value})
 
 
 @dataclass(frozen=True)
@@ -189,15 +175,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry._load_plugins.cache_clear()
 
 
-def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
-    """Entry points by name, as packages would bring them."""
-    points = [EntryPoint(name, value, "attendrop.methods") for name, value in values.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-
-
-Clash = type("Clash", (Own,), {"info": MethodInfo("ad-drop")})
 Underscored = type("Underscored", (Own,), {"info": MethodInfo("ad_drop")})
-Nameless = type("Nameless", (Own,), {"info": MethodInfo("a+b")})
 Unexplained = type("Unexplained", (Method,), {"name": "unexplained"})
 
 
@@ -206,10 +184,7 @@ Unexplained = type("Unexplained", (Method,), {"name": "unexplained"})
     ("value", "reason"),
     [
         ("no_such_module:Method", "ModuleNotFoundError: No module named 'no_such_module'"),
-        (f"{__name__}:NoSuchClass", "AttributeError"),
         (f"{__name__}:Underscored", "named 'ad-drop' is registered already: ADDrop"),
-        (f"{__name__}:Nameless", "cannot be named 'a+b'"),
-        (__name__, "is not a method"),
         (f"{__name__}:Unexplained", "Unexplained has no info"),
         ("unlicensed:Method", "SystemExit: no license"),
     ],
@@ -219,22 +194,22 @@ def test_a_broken_package_is_left_out_with_a_warning(
 ) -> None:
     (tmp_path / "unlicensed.py").write_text("raise SystemExit('no license')")
     monkeypatch.syspath_prepend(tmp_path)
-    install(monkeypatch, broken=value, own=f"{__name__}:Own")
+    values = {"broken": value, "own": f"{__name__}:Own"}
+    points = [EntryPoint(name, each, "attendrop.methods") for name, each in values.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
     with caplog.at_level(logging.WARNING):
         names = method_names()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Method 'broken' of a third-party package is skipped" in caplog.text
+    assert caplog.text.count("Method 'broken' of a third-party package is skipped") == len(caplog.records) == 1
     assert reason in caplog.text
     assert (names[:2], names[-1]) == (["finetune", "ad-drop"], "own_method")
     assert get_method("ad-drop") is ADDrop
 
 
 @pytest.mark.usefixtures("_own_registry")
-@pytest.mark.parametrize("spelling", ["own_method", "own-method"])
-def test_names_with_an_underscore_compose(spelling: str) -> None:
+def test_names_with_an_underscore_compose() -> None:
     register_method(Own)
     assert is_of_this_program("r-drop+own_method") and not is_of_this_program("r-drop+ad-drop")
-    built = build_method("own_method+r-drop", {f"{spelling}.rounds": "5", "r_drop.alpha": "2"})
+    built = build_method("own_method+r-drop", {"own-method.rounds": "5", "r_drop.alpha": "2"})
     assert built == Compose(Own(rounds=5), RDrop(alpha=2.0))
     assert build_method(built.name, built.options()) == built
 
@@ -247,23 +222,16 @@ def test_names_with_an_underscore_compose(spelling: str) -> None:
         ("rate", "0.5", 0.5),
         ("switch", "on", True),
         ("word", "7", "7"),
-        ("strength", "2.5", 2.5),
+        ("start", "x", "is not a whole number"),
+        ("rate", "x", "is not a number"),
+        ("switch", "maybe", "must be true or false"),
+        ("rounds", "none", "is not a whole number"),
     ],
 )
-def test_options_are_read_as_the_type_that_they_are_declared_with(name: str, value: Any, expected: object) -> None:
-    found = read_option(Own, name, value)
-    assert (found, type(found)) == (expected, type(expected))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("start", "x", "start='x' is not a whole number"),
-        ("rate", "x", "rate='x' is not a number"),
-        ("switch", "maybe", "switch='maybe' must be true or false"),
-        ("rounds", "none", "rounds='none' is not a whole number"),
-    ],
-)
-def test_options_of_another_type_are_refused(name: str, value: str, message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        read_option(Own, name, value)
+def test_options_are_read_as_the_type_that_they_are_declared_with(name: str, value: Any, expected: Any) -> None:
+    if isinstance(expected, str) and expected != value:
+        with pytest.raises(AttendropError, match=f"{name}='{value}' {expected}"):
+            read_option(Own, name, value)
+    else:
+        found = read_option(Own, name, value)
+        assert (found, type(found)) == (expected, type(expected))
