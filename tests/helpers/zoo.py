@@ -140,19 +140,6 @@ REFUSED = {
         {"vocab_size": VOCAB, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16, "pad_token_id": PAD},
     ),
 }
-# Models of which some layers alone bypass the interface, and the class of these.
-BYPASSING = {
-    "pegasus-x": (
-        "PegasusXForConditionalGeneration",
-        _BART | {"num_global_tokens": 2, "block_size": 4},
-        "PegasusXGlobalLocalAttention",
-    ),
-    "bigbird-pegasus": (
-        "BigBirdPegasusForConditionalGeneration",
-        _BART | {"attention_type": "original_full"},
-        "BigBirdPegasusSelfAttention",
-    ),
-}
 TEXT = [name for name in ZOO if name != "vit"]
 
 
