@@ -15,7 +15,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -75,43 +74,38 @@ def _seeded() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all cases but each n-th, starting with the first, of a test with ``sampled(n)`` as slow.
 
-    With ``sampled(n, rows)``, all but about one in n of the cases with one of these rows, chosen by their names.
+    With ``sampled(n, rows)``, all but about one in n of the cases with one of these rows of a table, or with the name
+    of one, as a parameter, chosen by the names of the cases.
     """
     cases: Counter[str] = Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]
         for mark in item.iter_markers("sampled"):
+            number, rows = 0, mark.args[1] if len(mark.args) > 1 else {}
             if len(mark.args) == 1:
                 number, cases[test] = cases[test], cases[test] + 1
-            else:
-                number = crc32(item.nodeid.encode()) if _has_row(item, mark.args[1]) else 0
+            elif any(value in rows if isinstance(value, str) else value in [*rows.values()] for value in _values(item)):
+                number = crc32(item.nodeid.encode())
             if number % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
 
 
-def _has_row(item: Any, rows: Mapping[str, object]) -> bool:
-    """Tell whether a case has a row of a table as a parameter: its name, or the row itself."""
-    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return any(value in rows if isinstance(value, str) else value in [*rows.values()] for value in values)
+def _values(item: Any) -> list[Any]:
+    return [*item.callspec.params.values()] if hasattr(item, "callspec") else []
 
 
 _frozen_modules = 0
 
 
-def _freeze() -> None:
-    """Exempt imported modules from garbage collection: without, ``gc.collect`` is half of the time of a trainer."""
+def pytest_collection_finish() -> None:
+    """Exempt what was imported from garbage collection: without, ``gc.collect`` is half of the time of a trainer."""
     global _frozen_modules
     gc.collect()
     gc.freeze()
     _frozen_modules = len(sys.modules)
 
 
-def pytest_collection_finish() -> None:
-    """Exempt what collection imported and made."""
-    _freeze()
-
-
 def pytest_runtest_teardown() -> None:
     """Exempt what a test imported, if it is much."""
     if len(sys.modules) > _frozen_modules + 50:
-        _freeze()
+        pytest_collection_finish()

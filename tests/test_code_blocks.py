@@ -96,47 +96,32 @@ def run(arguments: list[str], folder: Path, variables: Mapping[str, str]) -> Non
     """Run a block in a folder, where pip installs from what is there."""
     installed = folder / "installed"
     pip = {"TARGET": str(installed), "NO_INDEX": "1", "NO_DEPS": "1", "NO_BUILD_ISOLATION": "0", "QUIET": "1"}
-    given = {
-        **os.environ,
-        **{f"PIP_{name}": value for name, value in pip.items()},
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join([str(Path(attendrop.__file__).parents[1]), str(installed)]),
-        "HF_DATASETS_CACHE": str(folder / "cache"),
-    }
-    result = subprocess.run(
-        arguments,
-        cwd=folder,
-        env=given | dict(variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    given = os.environ | {f"PIP_{name}": value for name, value in pip.items()}
+    given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    given["PYTHONPATH"] = os.pathsep.join([str(Path(attendrop.__file__).parents[1]), str(installed)])
+    given |= {"HF_DATASETS_CACHE": str(folder / "cache"), **variables}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 900}
+    result = subprocess.run(arguments, cwd=folder, env=given, check=False, **how)
     assert result.returncode == 0, f"{arguments[-1]}\n{result.stdout[-3000:]}"
 
 
-def save(text: str, folder: Path) -> None:
-    """Save a block that begins with the name of its file."""
-    if name := NAMED.match(text):
-        file = folder / name[1]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-
-def skip_without_package(page: Path) -> None:
-    """Skip a page whose blocks need a package that is not installed."""
+def save(page: Path, folder: Path) -> None:
+    """Save the blocks that begin with the name of their file; skip the page if it needs what is not installed."""
     if importlib.util.find_spec(package := NEEDED.get(page.stem, "attendrop")) is None:
         pytest.skip(f"{package} is not installed")
+    for text, _ in blocks(page):
+        if name := NAMED.match(text):
+            file = folder / name[1]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
-    skip_without_package(page)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    for text, arguments in blocks(page):
-        save(text, tmp_path)
+    save(page, tmp_path)
+    for _, arguments in blocks(page):
         if arguments:
             run(arguments, tmp_path, {})
 
@@ -148,30 +133,29 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def runnable(page: Path) -> bool:
-    return any(arguments for _, arguments in blocks(page)) or TYPED.search(page.read_text(encoding="utf-8")) is not None
+def typed(page: Path) -> list[str]:
+    """The commands of each block that shows what they print."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [text for name, block in found if name == "console" and (text := "\n".join(TYPED.findall(block)))]
+
+
+RUNNABLE = [page for page in PAGES if typed(page) or any(arguments for _, arguments in blocks(page))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path, hub: Path) -> None:
-    skip_without_package(page)
     documented.write_documented(tmp_path)
     for name in ("examples", "recipes", "results"):
         (tmp_path / name).symlink_to(ROOT / name)
-    variables = {"HF_HUB_CACHE": str(hub), "ATTENDROP_DATA": str(tmp_path / "data"), **documented.ONE_PROCESS}
     commands = documented.write_commands(tmp_path / "commands", ROOT)
-    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables["PATH"] = path
+    variables = {"HF_HUB_CACHE": str(hub), "ATTENDROP_DATA": str(tmp_path / "data"), **documented.ONE_PROCESS}
+    variables["PATH"] = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
     at_hand = AT_HAND.format(model=MODELS.get(page.stem, "bert-base-uncased"))
-    typed = [
-        "\n".join(TYPED.findall(text)) for language, text in BLOCK.findall(page.read_text()) if language == "console"
-    ]
     if before := BEFORE.get(page.stem):
         run(["bash", "-euc", before], tmp_path, variables)
-    for text, _ in blocks(page):
-        save(text, tmp_path)
-    for text, arguments in [*blocks(page), *((text, ["bash", "-euc", text]) for text in typed if text)]:
+    save(page, tmp_path)
+    for text, arguments in [*blocks(page), *((text, ["bash", "-euc", text]) for text in typed(page))]:
         if arguments[:1] == [sys.executable] and not NAMED.match(text):
             run([sys.executable, "-c", at_hand + text], tmp_path / WITHIN.get(page.stem, ""), variables)
         elif arguments:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -45,40 +44,26 @@ def test_every_item_of_the_papers_has_a_recipe_and_a_twin() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_recipe_is_valid_and_says_how_many_runs_it_has(name: str) -> None:
+def test_a_recipe_is_valid_and_says_how_many_runs_it_has_and_a_twin_is_small(name: str) -> None:
     specs = read_study(str(RECIPES / name)).specs
-    assert specs
     found = re.search(r"(\d+) runs", (RECIPES / name).read_text(encoding="utf-8"))
-    assert found or "does_it_help" in name
-    assert not found or len(specs) == int(found[1])
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name.startswith(("small", "quick"))])
-def test_a_twin_is_small(name: str) -> None:
-    for spec in read_study(str(RECIPES / name)).specs:
-        config = spec.config
+    assert specs and (int(found[1]) == len(specs) if found else "does_it_help" in name)
+    for config in [spec.config for spec in specs] if name.startswith(("small", "quick")) else ():
         assert (config.model, config.bf16) == ("minilm", True)
         assert (config.max_train_samples or 2 * (config.shots or 10_000)) <= 1000
         assert (config.max_steps or 10_000) <= 256
-
-
-def start(spec: RunSpec, folder: Path, output: Path) -> dict[str, Any]:
-    """Train a spec for four steps of at most two epochs, on the stand-ins."""
-    rows = None if spec.config.shots else 32
-    shortened = {"epochs": None, "max_steps": 4, "max_train_samples": rows, "max_length": 24, "batch_size": 16}
-    config = dataclasses.replace(spec.config, model=str(folder / "model"), **shortened)
-    outcome = perform(RunSpec(config, spec.baseline), output)
-    assert "error" not in outcome, outcome["error"]
-    return dict(outcome["metrics"])
 
 
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.filterwarnings("ignore")  # few rows
 def test_the_first_run_of_each_method_of_a_recipe_starts(name: str, folder: Path, tmp_path: Path) -> None:
-    specs = read_study(str(RECIPES / name)).specs
-    first = {spec.method: spec for spec in reversed(specs)}
+    first = {spec.method: spec for spec in reversed(read_study(str(RECIPES / name)).specs)}
     for method, spec in first.items():
-        metrics = start(spec, folder, tmp_path / method)
-        assert metrics["method"] == method
-        assert metrics["score"] is not None
+        rows = None if spec.config.shots else 32
+        shortened = {"epochs": None, "max_steps": 4, "max_train_samples": rows, "max_length": 24, "batch_size": 16}
+        config = dataclasses.replace(spec.config, model=str(folder / "model"), **shortened)
+        outcome = perform(RunSpec(config, spec.baseline), tmp_path / method)
+        assert "error" not in outcome, outcome["error"]
+        assert outcome["metrics"]["method"] == method
+        assert outcome["metrics"]["score"] is not None

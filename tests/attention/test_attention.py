@@ -40,28 +40,10 @@ def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None
     assert model.config._attn_implementation == backend
 
 
-@pytest.mark.parametrize("name", zoo.REFUSED)
-def test_models_that_bypass_the_interface_are_refused(name: str) -> None:
-    class_name, options = zoo.REFUSED[name]
-    with pytest.raises(AttendropError, match=rf"{class_name} is not supported: .*AttentionInterface"):
-        find_attention_layers(zoo.from_class(class_name, options))
-
-
-def test_a_model_that_loses_the_keyword_is_refused() -> None:
-    model = zoo.build("bert")
-    layer = model.bert.encoder.layer[1]
-    stock = layer.forward
-    layer.forward = lambda states, mask=None, *args, **kwargs: stock(states, mask)
-    with pytest.raises(AttendropError, match=r"does not hand keyword arguments on .*layer\.1"):
-        find_attention_layers(model)
-    assert model.config._attn_implementation == "sdpa"
-
-
 # --- Choosing layers
 
-SITES = [AttentionLayer(f"m{i}", kind, index) for i, (kind, index) in enumerate(
-    [("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
-)]  # fmt: skip
+PLACES = [("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
+SITES = [AttentionLayer(f"m{i}", *place) for i, place in enumerate(PLACES)]
 
 
 @pytest.mark.parametrize(
@@ -146,27 +128,26 @@ def test_eager_attention_returns_its_weights_under_a_plan(edit: AttentionEdit) -
     torch.testing.assert_close(list(found), list(expected), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}])
-def test_scaling_options_of_gpt2_are_kept(options: dict[str, bool]) -> None:
-    batch = zoo.batch_of("gpt2")
-    expected = logits(zoo.build("gpt2", "eager", **options), batch)
-    model = zoo.build("gpt2", **options)
-    with torch.no_grad():
-        found = attached(model, batch).forward(batch, Weights()).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+GEMMA = dict(zoo.ZOO["llama"].options) | {
+    "head_dim": 4, "query_pre_attn_scalar": 4, "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+GPT2 = zoo.ZOO["gpt2"].options
 
 
-def test_softcap_is_applied() -> None:
-    options = {k: v for k, v in zoo.ZOO["llama"].options.items()} | {
-        "head_dim": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 4, "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "usual", "changed"),
+    [
+        ("GPT2LMHeadModel", GPT2, {"scale_attn_by_inverse_layer_idx": True}),
+        ("GPT2LMHeadModel", GPT2, {"scale_attn_weights": False}),
+        ("Gemma2ForCausalLM", GEMMA | {"attn_logit_softcapping": None}, {"attn_logit_softcapping": 0.5}),
+    ],
+)
+def test_scaling_and_softcap_are_kept(name: str, usual: dict[str, Any], changed: dict[str, Any]) -> None:
     batch = zoo.batch_of("llama")
-    expected = logits(zoo.from_class("Gemma2ForCausalLM", options, "eager"), batch)
-    uncapped = logits(zoo.from_class("Gemma2ForCausalLM", options | {"attn_logit_softcapping": None}, "eager"), batch)
-    assert not torch.allclose(expected, uncapped, atol=1e-3)
-    model = zoo.from_class("Gemma2ForCausalLM", options, "eager")
-    adapter = attached(model, batch)
+    expected = logits(zoo.from_class(name, usual | changed, "eager"), batch)
+    assert not torch.allclose(expected, logits(zoo.from_class(name, usual, "eager"), batch), atol=1e-3)
+    adapter = attached(zoo.from_class(name, usual | changed, "eager"), batch)
     for plan in (Everywhere(AttentionEdit()), Weights()):
         with torch.no_grad():
             found = adapter.forward(batch, plan).logits
@@ -176,19 +157,17 @@ def test_softcap_is_applied() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_rows_without_a_valid_key_stay_as_stock_gives_them(name: str, backend: str) -> None:
-    batch = zoo.batch_of(name, (8, 3), left=True)
+    batch = zoo.batch_of(name, (8, 3), left=True) | {"output_hidden_states": True}
     model = zoo.build(name, backend)
+    nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
     with torch.no_grad():
-        expected = model(**batch, output_hidden_states=True)
+        expected = model(**batch)
         adapter = attached(model, batch)
-        for plan in (
-            Everywhere(AttentionEdit()),
-            Everywhere(AttentionEdit(drop=torch.zeros(1, 1, 1, 1, dtype=torch.bool))),
-            Weights(),
-        ):
-            found = adapter.forward({**batch, "output_hidden_states": True}, plan)
-            torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
-            for ours, stock in zip(found.hidden_states, expected.hidden_states, strict=True):
+        for plan in (Everywhere(AttentionEdit()), Everywhere(AttentionEdit(drop=nothing)), Weights()):
+            found = adapter.forward(batch, plan)
+            for ours, stock in zip(
+                (found.logits, *found.hidden_states), (expected.logits, *expected.hidden_states), strict=True
+            ):
                 torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
 
 

@@ -20,36 +20,30 @@ METHOD = ADDrop(p=0.4, q=1.0, layers="all")
 NAMES = ("deberta-v3", "mpnet")
 _V2 = zoo.ZOO["deberta-v3"].options
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deberta-v3": ("DebertaV2ForSequenceClassification", {**_V2}),
+    "deberta-v3": ("DebertaV2ForSequenceClassification", {}),
     "deberta-v2 with a convolution": (
         "DebertaV2ForSequenceClassification",
-        {**_V2, "share_att_key": False, "conv_kernel_size": 3, "position_biased_input": True, "type_vocab_size": 2},
+        {"share_att_key": False, "conv_kernel_size": 3, "position_biased_input": True, "type_vocab_size": 2},
     ),
     "deberta-v2 without buckets": (
         "DebertaV2ForSequenceClassification",
-        {**_V2, "position_buckets": -1, "max_relative_positions": 5, "pos_att_type": "c2p"},
+        {"position_buckets": -1, "max_relative_positions": 5, "pos_att_type": "c2p"},
     ),
-    "deberta": ("DebertaForSequenceClassification", {**_V2, "pos_att_type": "c2p|p2c", "max_relative_positions": 6}),
-    "mpnet": ("MPNetForSequenceClassification", {**zoo.ZOO["mpnet"].options}),
+    "deberta": ("DebertaForSequenceClassification", {"pos_att_type": "c2p|p2c", "max_relative_positions": 6}),
+    "mpnet": ("MPNetForSequenceClassification", {}),
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def made(variant: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> Any:
     class_name, options = VARIANTS[variant]
-    dropouts = dict.fromkeys(zoo.ZOO["deberta-v3"].dropouts, dropout)
-    return zoo.from_class(class_name, options | dropouts, "eager").to(dtype).train()
+    row = zoo.ZOO["mpnet" if variant == "mpnet" else "deberta-v3"]
+    chosen = {**row.options, **options, **dict.fromkeys(row.dropouts, dropout)}
+    return zoo.from_class(class_name, chosen, "eager").to(dtype).train()
 
 
 def forward(model: Any, batch: zoo.Batch, edit: AttentionEdit | None) -> Any:
     return passed(model, batch, Everywhere(edit))
-
-
-def loss_and_gradients(model: Any, batch: zoo.Batch, method: Any) -> zoo.Batch:
-    with regularize(model, method, seed=3) as reg:
-        loss = reg.loss(batch)
-        loss.backward()
-    return zoo.gradients(model) | {"loss": loss.detach()}
 
 
 # --- Against the oracle
@@ -63,8 +57,13 @@ def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str)
     expected, drops = oracles.ad_drop(oracle, batch, "class", 0.4, attribution=attribution)
     expected.backward()
     assert sum(int(drop.sum()) for drop in drops) > 10
-    found = loss_and_gradients(made(variant), batch, ADDrop(p=0.4, q=1.0, attribution=attribution, layers="all"))
-    zoo.assert_same(found, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5)
+    model = made(variant)
+    with regularize(model, ADDrop(p=0.4, q=1.0, attribution=attribution, layers="all"), seed=3) as reg:
+        loss = reg.loss(batch)
+        loss.backward()
+    zoo.assert_same(
+        zoo.gradients(model) | {"loss": loss.detach()}, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5
+    )
 
 
 @pytest.mark.sampled(4)
@@ -77,25 +76,15 @@ def test_rows_dropped_whole_attend_to_valid_keys_equally(variant: str, edit: dic
         seen.append(weights)
         return weights
 
-    batch = zoo.batch_of("bert", (8, 5, 3))
-    model = made(variant, dtype=torch.float16)
-    forward(model, batch, AttentionEdit(**edit, weights=look)).loss.backward()
+    model, lengths = made(variant, dtype=torch.float16), torch.tensor([8, 5, 3])
+    forward(model, zoo.batch_of("bert", (8, 5, 3)), AttentionEdit(**edit, weights=look)).loss.backward()
+    valid = (torch.arange(8) < lengths[:, None])[:, None, None, :]
     for weights in seen:
-        for row, length in zip(weights, (8, 5, 3), strict=True):
-            expected = (torch.arange(8) < length).double() / length
-            real = row[:, :length].double()
-            torch.testing.assert_close(real, expected.expand_as(real), rtol=0, atol=1e-3)
-            assert (real[..., length:] == 0).all()
+        expected = (valid / lengths.view(3, 1, 1, 1)).expand_as(weights)
+        queries = valid.transpose(-1, -2)
+        torch.testing.assert_close(weights * queries, (expected * queries).half(), rtol=0, atol=1e-3)
+        assert (weights.masked_select(~valid & queries) == 0).all()
     assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
-
-
-@every_variant
-def test_nothing_depends_on_padding(variant: str) -> None:
-    found = []
-    for extra in (0, 5):
-        batch = zoo.batch_of("bert", (8, 5, 3), extra=extra)
-        found.append(loss_and_gradients(made(variant), batch, METHOD))
-    zoo.assert_same(*found, 1e-8)
 
 
 # --- What is left as it was
@@ -142,11 +131,3 @@ def test_layers_that_something_else_runs_again_are_refused() -> None:
         intermediate.forward = lambda *a, s=stock, **k: checkpoint(s, *a, use_reentrant=False, **k)
     with regularize(model, METHOD) as reg, pytest.raises(AttendropError, match="run again in the backward pass"):
         reg.loss(batch).backward()
-
-
-def test_one_projection_to_queries_keys_and_values_is_refused_where_these_are_changed() -> None:
-    batch = zoo.batch_of("bert")
-    with pytest.raises(AttendropError, match="in one projection"), regularize(made("deberta"), UniDrop()) as reg:
-        reg.loss(batch)
-    with regularize(made("deberta"), UniDrop(features="1,2,4")) as reg:
-        assert reg.loss(batch).isfinite()

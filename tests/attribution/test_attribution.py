@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from helpers import oracles, zoo
 from helpers.plans import attached
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.modeling_outputs import QuestionAnsweringModelOutput as Spans
+from transformers.modeling_outputs import TokenClassifierOutput as Outputs
 
 from attendrop import AttendropError
 from attendrop.attention.adapter import ModelAdapter
@@ -31,11 +34,6 @@ def prepared(name: str, **options: Any) -> tuple[ModelAdapter, zoo.Batch]:
     model, batch = zoo.build(name, dtype=torch.float64, **options), zoo.batch_of(name)
     batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
     return attached(model, batch), batch
-
-
-def regression(backend: str = "sdpa") -> tuple[Any, zoo.Batch]:
-    model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
-    return model, zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
 
 
 # --- Gradients
@@ -63,15 +61,17 @@ def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> 
 @pytest.mark.parametrize("target", ["pseudo_label", "gold_label", "loss", "score"])
 def test_regression_attributes_the_negative_loss_whatever_the_target(target: str) -> None:
     """But the score of a reward model, where a batch has no labels."""
-    (model, batch), (eager, _) = regression(), regression("eager")
-    without = {name: value for name, value in batch.items() if name != "labels"}
+    model, eager = (zoo.build("bert", name, dtype=torch.float64, num_labels=1) for name in ("sdpa", "eager"))
+    without = zoo.batch_of("bert", labels=False)
+    batch = without | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
     inputs = without if target == "score" else batch
     adapter = attached(model, inputs)
     with oracles.EagerAttention().in_place_of_stock(eager) as stock:
         outputs = eager(**inputs)
-        score = {"loss": lambda: -outputs.loss, "score": lambda: outputs.logits.sum()}.get(
-            target, lambda: oracles.target("regression", outputs.logits, batch["labels"])
-        )()
+    if target == "score":
+        score = outputs.logits.sum()
+    else:
+        score = -outputs.loss if target == "loss" else oracles.target("regression", outputs.logits, batch["labels"])
     chosen = "pseudo_label" if target == "score" else target
     found = gradient_attribution(adapter, inputs, adapter.attention_layers, chosen)
     for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
@@ -107,15 +107,15 @@ def test_parameters_modes_and_random_state_are_left_alone(attribute: Any, option
     model = adapter.model
     model.bert.encoder.layer[1].eval()
     model.bert.embeddings.requires_grad_(False)
-    modes = [module.training for module in model.modules()]
-    trained = [parameter.requires_grad for parameter in model.parameters()]
-    random = torch.get_rng_state()
+
+    def state() -> list[Any]:
+        modes = [module.training for module in model.modules()]
+        return [modes, [(p.requires_grad, p.grad) for p in model.parameters()], torch.get_rng_state().tolist()]
+
+    before = state()
     found = attribute(adapter, batch, adapter.attention_layers, "pseudo_label", **options)
     assert not any(value.requires_grad for value in found.values())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert [parameter.requires_grad for parameter in model.parameters()] == trained
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), random)
+    assert state() == before
 
 
 # --- Integrated gradients
@@ -188,22 +188,14 @@ class Head(nn.Module):
 
     def __init__(self, problem_type: str | None = None) -> None:
         super().__init__()
-        self.config = type("Config", (), {"problem_type": problem_type})()
+        self.config = SimpleNamespace(problem_type=problem_type)
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, **batch: Any) -> Outputs:
         return Outputs()
 
 
-class Outputs(dict[str, Tensor]):
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-def scored(outputs: Outputs, batch: zoo.Batch, target: str, problem_type: str | None = None) -> Tensor:
+def scored(outputs: Any, batch: zoo.Batch, target: str, problem_type: str | None = None) -> Tensor:
     return fix_target(Head(problem_type), outputs, batch, target)(outputs)
 
 
@@ -215,14 +207,6 @@ def test_target_of_several_labels() -> None:
     torch.testing.assert_close(scored(Outputs(logits=logits), {"labels": gold}, "gold_label", problem)[0], expected)
     likely = torch.where(logits > 0, logits.sigmoid(), 1 - logits.sigmoid()).log().sum(-1)
     torch.testing.assert_close(scored(Outputs(logits=logits), {"labels": gold}, "pseudo_label", problem), likely)
-
-
-def test_target_of_spans() -> None:
-    outputs = Outputs(start_logits=torch.tensor([[1.0, 4.0]]), end_logits=torch.tensor([[2.0, 7.0]]))
-    assert scored(outputs, {}, "pseudo_label").tolist() == [11]
-    for start, end, expected in ((0, 1, 8), (-100, 1, 8), (2, 1, 7), (9, 9, 0)):  # beyond the tokens, none is scored
-        gold = {"start_positions": torch.tensor([start]), "end_positions": torch.tensor([end])}
-        assert scored(outputs, gold, "gold_label").tolist() == [expected]
 
 
 ANSWERS: dict[str, tuple[dict[str, list[int]], tuple[int, int]]] = {
@@ -241,11 +225,14 @@ ANSWERS: dict[str, tuple[dict[str, list[int]], tuple[int, int]]] = {
 def test_an_answer_is_a_span_of_the_text(known: dict[str, list[int]], span: tuple[int, int]) -> None:
     start, end = torch.tensor([[5.0, 1, 2, 1.5, 1, 9]]), torch.tensor([[4.0, 6, 0, 6.5, 8, 9]])
     batch = {name: torch.tensor([values]) for name, values in known.items()}
-    outputs = Outputs(start_logits=start, end_logits=end)
+    outputs = Spans(start_logits=start, end_logits=end)
     assert scored(outputs, batch, "pseudo_label").tolist() == [float(start[0, span[0]] + end[0, span[1]])]
+    for first, last, expected in ((0, 1, 11), (-100, 1, 11), (6, 1, 6), (9, 9, 0)):  # beyond the tokens, none is scored
+        gold = {"start_positions": torch.tensor([first]), "end_positions": torch.tensor([last])}
+        assert scored(outputs, gold, "gold_label").tolist() == [expected]
     if known:  # where no answer can be, logits do not count
         start, end = (logits.index_fill(1, torch.tensor([5]), -9) for logits in (start, end))
-        assert float(mean_divergence(Head(), outputs, Outputs(start_logits=start, end_logits=end), batch)) == 0
+        assert float(mean_divergence(Head(), outputs, Spans(start_logits=start, end_logits=end), batch)) == 0
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 60])
@@ -263,30 +250,22 @@ def test_the_best_span_is_that_of_all_pairs(length: int) -> None:
 
 
 def test_the_token_with_which_generation_begins_is_predicted_there() -> None:
-    model = zoo.build("bart")
-    outputs = model(**zoo.batch_of("bart"))
-    expected = outputs.logits.log_softmax(-1)
-    labels = zoo.batch_of("bart")["labels"]
-    forced = 7
-    model.generation_config.forced_bos_token_id = forced
-    found = fix_target(model, outputs, zoo.batch_of("bart"), "pseudo_label")(outputs)
-    best = expected.max(-1).values
-    best[:, 0] = expected[:, 0, forced]
-    torch.testing.assert_close(found, (best * (labels != -100)).sum(-1))
+    model, batch = zoo.build("bart"), zoo.batch_of("bart")
+    model.generation_config.forced_bos_token_id = 7
+    outputs = model(**batch)
+    likelihood = outputs.logits.log_softmax(-1)
+    best = likelihood.amax(-1)
+    best[:, 0] = likelihood[:, 0, 7]
+    found = fix_target(model, outputs, batch, "pseudo_label")(outputs)
+    torch.testing.assert_close(found, (best * (batch["labels"] != -100)).sum(-1))
 
 
-def test_without_labels_all_tokens_but_padding_are_attributed() -> None:
-    logits = torch.randn(2, 3, 5)
-    best = logits.log_softmax(-1).amax(-1)
-    assert torch.equal(scored(Outputs(logits=logits), {}, "pseudo_label"), best.sum(-1))
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    found = scored(Outputs(logits=logits), {"attention_mask": mask}, "pseudo_label")
-    assert torch.equal(found, (best * mask).sum(-1))
-
-
-def test_unlabelled_positions_are_not_scored() -> None:
+def test_labelled_tokens_or_without_labels_all_but_padding_are_attributed() -> None:
     logits = torch.randn(2, 4, 3)
+    outputs, best = Outputs(logits=logits), logits.log_softmax(-1).amax(-1)
+    assert torch.equal(scored(outputs, {}, "pseudo_label"), best.sum(-1))
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    assert torch.equal(scored(outputs, {"attention_mask": mask}, "pseudo_label"), (best * mask).sum(-1))
     labels = torch.tensor([[-100, 1, 2, -100], [0, -100, -100, -100]])
-    outputs = Outputs(logits=logits)
     expected = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(-1)
     torch.testing.assert_close(scored(outputs, {"labels": labels}, "gold_label"), -expected)

@@ -19,14 +19,7 @@ def lora(**options: Any) -> LoraConfig:
 
 
 def adapted(name: str, config: PeftConfig | None = None, *, trained: bool = True, **options: Any) -> Any:
-    """Make a model of the zoo with an adapter, in training mode.
-
-    Args:
-        name: Name of the model.
-        config: Options of the adapter; LoRA by default.
-        trained: Give the adapter weights as after training; a new one changes nothing.
-        options: Options of the model.
-    """
+    """Make a model of the zoo with an adapter, LoRA if not given, whose weights are as after training."""
     config = config or lora()
     config.task_type = config.task_type or _TASKS[zoo.ZOO[name].task]
     with torch.random.fork_rng(), torch.no_grad():

@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
-from transformers import TrainingArguments
 
-from attendrop import ADDrop, AttendOut, RegularizedTrainer
+from attendrop import ADDrop, AttendOut
 from attendrop.methods.core.context import Processes
 from attendrop.runs.run_metrics import learnt
 from attendrop.training.regularization import Regularization
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments
-from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
 from helpers.training import ALWAYS, LENGTHS, Gradients, examples, trainer_of
 
@@ -71,51 +69,35 @@ def train(
 ) -> dict[str, Any]:
     """Train with the trainer: global batches of eight, in two micro-batches."""
     kept = Gradients()
-    args = TrainingArguments(
-        output_dir=str(folder / name),
-        per_device_train_batch_size=4 // world,
-        gradient_accumulation_steps=2,
-        num_train_epochs=2,
-        learning_rate=1e-2,
-        max_grad_norm=0.5,
-        save_steps=3,
-        logging_steps=4,  # what was counted before a checkpoint is in it
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=ON_CPU,
-        seed=3,
-        ddp_backend="gloo" if world > 1 else None,
-        **{"save_strategy": "steps", **options},
-    )
-    trainer = RegularizedTrainer(
+    # What was counted before a checkpoint is in it.
+    given = {"save_strategy": "steps", "save_steps": 3, "logging_strategy": "steps", "logging_steps": 4}
+    given |= {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"}
+    given |= {"ddp_backend": "gloo"} if world > 1 else {}
+    trainer = trainer_of(
+        folder / name,
+        method,
         model=zoo.build("bert", dtype=torch.float64),
-        args=args,
-        train_dataset=Stream() if stream else list(zoo.rows("bert", LENGTHS)),
-        data_collator=zoo.collate,
-        regularizer=method,
+        train_dataset=Stream() if stream else examples(),
         reward_dataset=list(zoo.rows("bert", LENGTHS[:6], seed=9)),
         callbacks=[kept],
+        **{"per_device_train_batch_size": 4 // world, **given, **options},
     )
     trainer.train(resume_from_checkpoint=str(folder / name / resume) if resume else None)
-    shares = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
-    found = {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
+    log = trainer.state.log_history
+    found = {"gradients": kept.steps, "weights": dict(trainer.model.state_dict())}
+    found["shares"] = [entry["ad_drop/dropped"] for entry in log if "ad_drop/dropped" in entry]
     if isinstance(method, AttendOut):
         found["pi"] = learnt(trainer, SimpleNamespace(train=trainer.train_dataset, selection=None))["pruning"]["pi"]
         players = trainer.method_state.players
         found["generator"] = dict(players.generator.named_parameters())
         found["defender"] = dict(players.defender.model.named_parameters())
-        found["log"] = [
-            entry for entry in trainer.state.log_history if "attendout/reward" in entry and "loss" not in entry
-        ]
+        found["log"] = [entry for entry in log if "attendout/reward" in entry and "loss" not in entry]
     return found
 
 
-def last_weights(folder: Path, rank: int, world: int, method: Any, **options: Any) -> dict[str, torch.Tensor]:
+def last_weights(folder: Path, rank: int, world: int, method: Any, **options: Any) -> Any:
     """Train without checkpoints, and return the weights."""
-    weights: dict[str, torch.Tensor] = train(folder, rank, world, "other", method, save_strategy="no", **options)[
-        "weights"
-    ]
-    return weights
+    return train(folder, rank, world, "other", method, save_strategy="no", **options)["weights"]
 
 
 def evaluated(folder: Path, rank: int, world: int) -> float:

@@ -51,13 +51,10 @@ def write_documented(folder: Path) -> None:
     write_stand_ins(folder / "data")
     for name, first, count in (("train", 0, 48), ("dev", 48, 16), ("new", 64, 6)):
         numbers = range(first, first + count)
-        columns = list(_row(0))
-        lines = [",".join(str(_row(number)[column]) for column in columns) for number in numbers]
-        _write(folder / f"{name}.csv", [",".join(columns), *lines])
-        _write(
-            folder / f"{name}.jsonl",
-            [json.dumps(_row(number) | {"topics": ["cat", "dog", "bird"][: number % 4]}) for number in numbers],
-        )
+        rows = [_row(number) for number in numbers]
+        _write(folder / f"{name}.csv", [",".join(rows[0]), *(",".join(row.values()) for row in rows)])
+        topics = [{"topics": ["cat", "dog", "bird"][: number % 4]} for number in numbers]
+        _write(folder / f"{name}.jsonl", [json.dumps(row | more) for row, more in zip(rows, topics, strict=True)])
         _write(folder / f"{name}.conll", [_tagged(number) for number in numbers])
         _write(folder / f"{name}.txt", [sentence(number) for number in numbers])
     for name, first in {"train": 0, "dev": 48, "test": 64}.items():
@@ -66,9 +63,8 @@ def write_documented(folder: Path) -> None:
         file.rename(file.with_suffix(".tr"))
     tickets = [f"{number};{sentence(number)};{('Refund', 'Account', 'refund')[number % 3]}" for number in range(60)]
     _write(folder / "tickets.csv", ["id;message;category", *tickets])
-    write_comparison(
-        folder / "compared", {"finetune": (0.7, 0.72), "ad-drop": (0.75, 0.74)}, text_columns=("sentence1",)
-    )
+    scores = {"finetune": (0.7, 0.72), "ad-drop": (0.75, 0.74)}
+    write_comparison(folder / "compared", scores, text_columns=("sentence1",))
 
 
 def write_hub(folder: Path) -> None:
@@ -101,10 +97,8 @@ def write_commands(folder: Path, root: Path) -> Path:
     folder.mkdir()
     attendrop = Path(sys.executable).with_name("attendrop")
     for name, text in {"attendrop": COMMAND, **OTHER_COMMANDS}.items():
-        path = folder / name
-        program = (
-            text.replace("{attendrop}", str(attendrop)).replace("{root}", str(root)).replace("{python}", sys.executable)
-        )
-        path.write_text(program if program.startswith("#!") else f"#!/bin/bash\n{program}\n", encoding="utf-8")
-        path.chmod(0o755)
+        for word, meant in {"{attendrop}": attendrop, "{root}": root, "{python}": sys.executable}.items():
+            text = text.replace(word, str(meant))
+        (folder / name).write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
     return folder

@@ -20,15 +20,11 @@ METHODS: tuple[Method, ...] = (ADDrop(p=0.5, q=0.5, layers="all"), Vanilla(p=0.5
 
 
 def row(family: str) -> dict[str, Any]:
-    """Make the row of a family in the table.
+    """Make the row of a family in the table; raises AssertionError if the library gives wrong results without an error.
 
-    Returns:
-        ``family``; ``unbuilt``, why no tiny model of it could be made and trained here, or ``model`` (its class),
-        ``inputs``, ``attention`` (how many layers of each kind were found), ``refused`` (None, or what the library
-        says) and, where that is not all, ``works``: with what it works nevertheless.
-
-    Raises:
-        AssertionError: The library gives wrong results without an error.
+    It has ``unbuilt``, why no tiny model of it could be made and trained here, or ``model`` (its class), ``inputs``,
+    ``attention`` (how many layers of each kind were found), ``refused`` (None, or what the library says) and, where
+    that is not all, ``works``: with what it works nevertheless.
     """
     try:
         model, batch = any_model(family)
@@ -65,7 +61,8 @@ def assert_acts(model: Any, batch: Batch, method: Method) -> None:
     assert any(not torch.equal(value, plain[name]) for name, value in found.items()), "nothing differs from fine-tuning"
     stock.load_state_dict(regularised.state_dict())  # running statistics are those of the step
     with torch.no_grad():
-        ours, theirs = (_tensors(each.eval()(**batch)) for each in (regularised, stock))
+        outputs = [each.eval()(**batch).values() for each in (regularised, stock)]
+    ours, theirs = ([value for value in values if isinstance(value, Tensor)] for values in outputs)
     assert ours and all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True)), "evaluation differs"
 
 
@@ -120,7 +117,3 @@ def _step(model: Any, batch: Batch, method: Method | None) -> tuple[dict[str, Te
             assert shares and all(shares.values()), f"nothing is dropped: {shares}"
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return gradients | {"loss": loss.detach()}, model
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [value for value in outputs.values() if isinstance(value, Tensor)]

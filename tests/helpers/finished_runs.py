@@ -52,34 +52,20 @@ def write_run(
     place = folder / "runs" / f"{numbered}-seed{seed}"
     place.mkdir(parents=True)
     trained = {
-        "history": history(score or 0.0),
-        "dropout_steps": [],
-        "selection": None,
+        **{"history": history(score or 0.0), "dropout_steps": [], "selection": None, "steps": 12, "planned_steps": 12},
         "training": {"max_steps": 12, "learning_rate": 1e-4},
-        "steps": 12,
-        "planned_steps": 12,
         "train_fit": {"rows": 40, "loss": 0.25, "metric": "accuracy", "score": 1.0, "fitted": True},
     }
+    rows = {"train": given["max_train_samples"] or 40, "dev": 2000}
     metrics = {
-        "task": task,
-        "model": "minilm",
-        "method": method,
-        "options": {} if baseline else options,
-        "seed": seed,
-        "protocol": "held-out",
-        "metric": "accuracy",
-        "selection_score": None,
-        "score": score,
+        **{"task": task, "model": "minilm", "method": method, "options": {} if baseline else options, "seed": seed},
+        **{"protocol": "held-out", "metric": "accuracy", "selection_score": None, "score": score},
         "all_scores": {"dev": {"accuracy": score}},
         # Rows add no noise: the interval is that of the paired t test of the seeds.
         "row_scores": {"rows": 2000, "data": task, "blocks": [score] * 100},
         **({} if baseline else trained),
         "train_seconds": 0.5 if baseline else 20.0 if method == "finetune" else 35.0,
-        "data": {
-            "source": "task",
-            "selected_on": None,
-            "rows": {"train": given["max_train_samples"] or 40, "dev": 2000},
-        },
+        "data": {"source": "task", "selected_on": None, "rows": rows},
         "config": given | {"method": "finetune" if baseline else method, "options": options, "seed": seed},
         "output_dir": str(place),
         "versions": {"attendrop": "0.1.0"},
@@ -101,17 +87,10 @@ def write_comparison(
     test_fraction: float = 0.0,
     **options: Any,
 ) -> Path:
-    """Make a comparison of runs with given scores, and train the tiny model that it keeps.
+    """Make a comparison of runs with given scores by method, and train the tiny model that it keeps, with ``options``.
 
-    Args:
-        folder: Where the model and the data are made, too.
-        scores: By method.
-        hostile: A text of the first row of ``dev.csv``; a report shows the row if it has 53 characters.
-        test_fraction: Fraction of the training rows on which the runs are scored, in place of the file ``dev.csv``.
-        options: Options of the kept model's run.
-
-    Returns:
-        Its folder.
+    The model and the data are made in ``folder``, too; with a ``hostile`` text, it stands in the first row of
+    ``dev.csv``; a report shows the row if it has 53 characters. With a fraction, these training rows are scored.
     """
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)

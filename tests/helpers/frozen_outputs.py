@@ -117,11 +117,9 @@ PROGRESS = re.compile(r"\r|\dit/s|s/it|examples/s|Writing model shards|^\s*$")
 def _content(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        return normalised(json.dumps(_rounded(json.loads(text)), indent=1, sort_keys=True) + "\n")
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [_rounded(row) for row in csv.DictReader(file)]
-        return normalised("".join(f"{json.dumps(row)}\n" for row in rows))
+        text = json.dumps(_rounded(json.loads(text)), indent=1, sort_keys=True) + "\n"
+    elif path.suffix == ".csv":
+        text = "".join(f"{json.dumps(_rounded(row))}\n" for row in csv.DictReader(io.StringIO(text, newline="")))
     return normalised(text)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -19,14 +20,11 @@ def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "h
     """Compute the candidate region (Eq. 6), element by element."""
     region = torch.zeros_like(attribution, dtype=torch.bool)
     valid = valid.expand(attribution.shape)
-    batch, heads, queries, keys = attribution.shape
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(queries):
-                columns = [j for j in range(keys) if valid[b, h, i, j]]
-                row = attribution[b, h, i].detach()[columns].tolist()
-                for j, chosen in zip(columns, candidates_of_row(row, p, direction), strict=True):
-                    region[b, h, i, j] = chosen
+    for place in product(*map(range, attribution.shape[:3])):
+        columns = [j for j, known in enumerate(valid[place]) if known]
+        row = attribution[place].detach()[columns].tolist()
+        for j, chosen in zip(columns, candidates_of_row(row, p, direction), strict=True):
+            region[(*place, j)] = chosen
     return region
 
 
@@ -47,20 +45,14 @@ def candidates_of_row(row: list[float], p: float, direction: str) -> list[bool]:
 def dropped_attention(scores: Tensor, valid: Tensor, drop: Tensor) -> Tensor:
     """Compute the weights after dropping scores; in a row that is dropped completely, they are ``1/n_valid``."""
     weights = torch.zeros_like(scores)
-    batch, heads, queries, keys = scores.shape
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(queries):
-                columns = [j for j in range(keys) if valid[b, h, i, j]]
-                kept = [j for j in columns if not drop[b, h, i, j]]
-                if not kept:
-                    for j in columns:
-                        weights[b, h, i, j] = 1 / len(columns)
-                    continue
-                top = max(float(scores[b, h, i, j]) for j in kept)
-                total = sum(math.exp(float(scores[b, h, i, j]) - top) for j in kept)
-                for j in kept:
-                    weights[b, h, i, j] = math.exp(float(scores[b, h, i, j]) - top) / total
+    for place in product(*map(range, scores.shape[:3])):
+        row = scores[place].tolist()
+        columns = [j for j, known in enumerate(valid[place]) if known]
+        kept = [j for j in columns if not drop[place][j]]
+        top = max((row[j] for j in kept), default=0)
+        total = sum(math.exp(row[j] - top) for j in kept)
+        for j in kept or columns:
+            weights[(*place, j)] = math.exp(row[j] - top) / total if kept else 1 / len(columns)
     return weights
 
 
@@ -173,10 +165,8 @@ def ad_drop(model: Any, batch: dict[str, Tensor], task: str, p: float, **options
         score = target(task, outputs.logits, batch["labels"], gold=gold)
         if attribution == "gradient":
             # One backward pass for each layer, as the paper's own code.
-            found = [
-                torch.autograd.grad(score, weights, retain_graph=True, allow_unused=True)[0]
-                for weights in first.weights
-            ]
+            how = {"retain_graph": True, "allow_unused": True}
+            found = [torch.autograd.grad(score, weights, **how)[0] for weights in first.weights]
         else:
             found = first.weights
     if attribution == "integrated_gradient":

@@ -32,8 +32,7 @@ class Opaque(nn.Module):
         super().__init__()
         packed = Packed(linear)
         self.in_features, self.out_features, self.scale = linear.in_features, linear.out_features, packed.scale
-        self.qweight = nn.Buffer(packed.weight.detach())
-        self.bias = linear.bias
+        self.qweight, self.bias = nn.Buffer(packed.weight.detach()), linear.bias
 
     def forward(self, states: Tensor) -> Tensor:
         return nn.functional.linear(states, unpacked(self.qweight, self), self.bias)

@@ -61,20 +61,14 @@ def _write_pairs(folder: Path) -> None:
 
 def _write_questions(folder: Path) -> None:
     """Write questions with four choices: of SWAG, and of a copy of ARC."""
-    for name, split in {"dev": "train", "test": "dev"}.items():
-        rows = [
-            ",".join([*(sentence(number + place) for place in range(5)), "ABCD"[number % 4]])
-            for number in range(*_numbers(split))
-        ]
-        _write(folder / "arc" / f"arc_easy_{name}.csv", "\n".join(rows))
-    folder /= "swag"
-    endings = [f"ending{number}" for number in range(4)]
-    for name, split in {"train": "train", "val": "dev"}.items():
-        rows = [
-            ",".join([*(sentence(number + place) for place in range(6)), str(number % 4)])
-            for number in range(*_numbers(split))
-        ]
-        _write(folder / f"{name}.csv", "\n".join([",".join(["sent1", "sent2", *endings, "label"]), *rows]))
+    header = ",".join(["sent1", "sent2", *(f"ending{number}" for number in range(4)), "label"])
+    for arc, swag, split in (("dev", "train", "train"), ("test", "val", "dev")):
+        numbers = range(*_numbers(split))
+        texts = {number: ",".join(sentence(number + place) for place in range(5)) for number in numbers}
+        rows = [f"{texts[number]},{'ABCD'[number % 4]}" for number in numbers]
+        _write(folder / "arc" / f"arc_easy_{arc}.csv", "\n".join(rows))
+        rows = [f"{texts[number]},{sentence(number + 5)},{number % 4}" for number in numbers]
+        _write(folder / "swag" / f"{swag}.csv", "\n".join([header, *rows]))
 
 
 def _write(path: Path, text: str) -> None:
@@ -93,10 +87,6 @@ def _glue_file(source: Source, first: int, end: int) -> str:
     lines = [] if file.header else ["\t".join(header)]
     for number in range(first, end):
         fields = {name: sentence(number + 3 * place) for place, name in enumerate(file.texts)}
-        fields[file.label] = _label(source, number)
+        fields[file.label] = submitted(source, number % len(source.labels or range(6)))
         lines.append("\t".join(fields.get(name, "-") for name in header))
     return "\n".join(lines)
-
-
-def _label(source: Source, number: int) -> str:
-    return submitted(source, number % len(source.labels or range(6)))

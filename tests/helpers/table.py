@@ -127,26 +127,16 @@ TERMS: dict[str, attendrop.Method] = {
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
 BY_MICRO_BATCH: set[str] = {"scal", "sam"}
 # Pairs of a row and a model that are refused, with a part of the message.
+_NO_WORDS = ("scal", "scal copies", "scal contrast", "r3f", "smart")
+_CUTOFF = ("token-cutoff", "token-cutoff span", "token-cutoff features")
+_SHARED = ("layer-reinit", "supert", "supert heads", "supert feed-forward")
 UNFIT: dict[tuple[str, str], str] = {
-    ("unidrop", "vit"): "no 'input_ids'",
-    ("unidrop tokens", "vit"): "no 'input_ids'",
-    ("scal", "vit"): "embeds no words",
-    ("scal copies", "vit"): "embeds no words",
-    ("scal contrast", "vit"): "embeds no words",
-    ("unidrop", "deberta"): "in one projection",
-    ("unidrop feature", "deberta"): "in one projection",
+    **{(row, "vit"): "embeds no words" for row in (*_NO_WORDS, *_CUTOFF)},
+    **{(row, "vit"): "no 'input_ids'" for row in ("unidrop", "unidrop tokens")},
+    **{(row, "deberta"): "in one projection" for row in ("unidrop", "unidrop feature", "contextual-dropout")},
     ("concrete-dropout", "deberta"): "value projection .* cannot be found",
     ("learnable-bernoulli", "deberta"): "value projection .* cannot be found",
-    ("contextual-dropout", "deberta"): "in one projection",
-    ("r3f", "vit"): "embeds no words",
-    ("smart", "vit"): "embeds no words",
-    ("token-cutoff", "vit"): "embeds no words",
-    ("token-cutoff span", "vit"): "embeds no words",
-    ("token-cutoff features", "vit"): "embeds no words",
-    ("layer-reinit", "albert"): "shares its layers",
-    ("supert", "albert"): "shares its layers",
-    ("supert heads", "albert"): "shares its layers",
-    ("supert feed-forward", "albert"): "shares its layers",
+    **{(row, "albert"): "shares its layers" for row in _SHARED},
 }
 # Rows whose first steps are those of plain fine-tuning, to the bit: what they try, they try on a second model.
 PLAIN: set[str] = {"finetune"}

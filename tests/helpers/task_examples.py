@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,10 @@ _SHAPES = {"encoder": "<s> $A </s>", "decoder": "$A", "both": "$A </s>"}
 _ENCODERS = ("bert", "deberta-v3", "modernbert", "mpnet", "albert", "roberta", "electra")
 
 
-def _save_family(folder: Path, row: str, inputs: str) -> None:
+def _save_family(row: str, inputs: str, folder: Path) -> None:
     """Save a model of a row of the zoo, without a head unless it is a language model, and a tokenizer of words.
 
-    Args:
-        folder: Where to.
-        row: Name in the zoo.
-        inputs: What its tokenizer puts around a text: that of an ``"encoder"``, a ``"decoder"``, or ``"both"``.
+    Its tokenizer puts around a text what that of an ``"encoder"``, of a ``"decoder"`` or of ``"both"`` does.
     """
     entry = zoo.ZOO[row]
     cls = getattr(hf, entry.model)
@@ -40,44 +38,28 @@ def _save_family(folder: Path, row: str, inputs: str) -> None:
     _tokenizer(_SHAPES[inputs]).save_pretrained(folder)
 
 
+# By name, what saves a tiny random model of the family, as a pre-trained model is saved.
+FAMILIES: dict[str, Callable[[Path], None]] = {
+    **{name: partial(_save_family, name, "encoder") for name in (*_ENCODERS, "bart")},
+    **{name: partial(_save_family, name, "decoder") for name in ("gpt2", "llama")},
+    **{name: partial(_save_family, name, "both") for name in ("t5", "marian")},
+}
+
+
 def _tokenizer(shape: str) -> hf.PreTrainedTokenizerFast:
     tokens = Tokenizer(models.WordLevel({word: place for place, word in enumerate(_VOCABULARY)}, unk_token="<unk>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokens.post_processor = processors.TemplateProcessing(
-        single=shape,
-        pair=f"{shape} $B </s>",
-        special_tokens=[(word, _VOCABULARY.index(word)) for word in ("<s>", "</s>")],
-    )
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token="<pad>", bos_token="<s>", cls_token="<s>", eos_token="</s>",
-        sep_token="</s>", unk_token="<unk>", mask_token="<mask>", model_max_length=32,
-        model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
-
-
-def _family(row: str, inputs: str) -> Callable[[Path], None]:
-    return lambda folder: _save_family(folder, row, inputs)
-
-
-# By name, what saves a tiny random model of the family, as a pre-trained model is saved.
-FAMILIES: dict[str, Callable[[Path], None]] = {
-    **{name: _family(name, "encoder") for name in (*_ENCODERS, "bart")},
-    **{name: _family(name, "decoder") for name in ("gpt2", "llama")},
-    **{name: _family(name, "both") for name in ("t5", "marian")},
-}
+    special = [(word, _VOCABULARY.index(word)) for word in ("<s>", "</s>")]
+    tokens.post_processor = processors.TemplateProcessing(single=shape, pair=f"{shape} $B </s>", special_tokens=special)
+    words = {"pad": "<pad>", "bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+    named: dict[str, Any] = {f"{name}_token": word for name, word in words.items()}
+    given = {"model_max_length": 32, "model_input_names": ["input_ids", "attention_mask"], **named}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=tokens, **given)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A kind of task in files of JSON lines.
-
-    Attributes:
-        row: Makes the row of a number.
-        families: Names of the families that learn it.
-        texts: ``--text-columns``.
-        label: ``--label-column``; empty for none.
-        options: Further options of the run.
-    """
+    """A kind of task in files of JSON lines: what makes the row of a number, who learns it, and options of the run."""
 
     row: Callable[[int], dict[str, Any]]
     families: tuple[str, ...]

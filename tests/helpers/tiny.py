@@ -36,36 +36,31 @@ def save_tiny_bert(folder: Path, **options: Any) -> Path:
 
 def save_tiny_gpt2(folder: Path, **options: Any) -> Path:
     """Save a random GPT-2 of two layers, with a byte-level vocabulary, as a classifier of two classes."""
-    size = _save_byte_level_tokenizer(folder)
-    config = hf.GPT2Config(vocab_size=size, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, **options)
-    torch.manual_seed(1)
-    hf.GPT2ForSequenceClassification(config).save_pretrained(folder)
-    return folder
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "pad_token_id": 0}
+    return _save_byte_level(folder, hf.GPT2ForSequenceClassification, hf.GPT2Config, sizes | options)
 
 
 def save_tiny_llama(folder: Path) -> Path:
     """Save a random Llama of two layers, with a byte-level vocabulary, as a language model."""
-    size = _save_byte_level_tokenizer(folder)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = hf.LlamaConfig(vocab_size=size, intermediate_size=16, max_position_embeddings=64, pad_token_id=0, **sizes)
-    torch.manual_seed(1)
-    hf.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 64, "pad_token_id": 0}
+    return _save_byte_level(folder, hf.LlamaForCausalLM, hf.LlamaConfig, sizes)
 
 
-def _save_byte_level_tokenizer(folder: Path) -> int:
-    """Save a tokenizer, and return the number of its tokens."""
+def _save_byte_level(folder: Path, cls: Any, config_cls: Any, sizes: dict[str, Any]) -> Path:
+    """Save a model and a tokenizer of bytes and common pairs of them."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = Tokenizer(models.BPE())
     tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, special_tokens=["<end>"])
     tokens.train_from_iterator([" ".join(WORDS)] * 3, trainer)
-    tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokens, eos_token="<end>", pad_token="<end>", model_max_length=32
-    )
+    special = {"eos_token": "<end>", "pad_token": "<end>"}
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=tokens, model_max_length=32, **special)
     tokenizer.save_pretrained(folder)
-    return len(tokenizer)
+    torch.manual_seed(1)
+    cls(config_cls(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    return folder
 
 
 def sentence(number: int) -> str:
@@ -89,21 +84,10 @@ def write_data(folder: Path) -> tuple[Path, Path]:
 
 def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
     """Make the options of a run of two short epochs on the files of :func:`write_data`, all below ``folder``."""
-    chosen = {
-        "model": str(folder / "model"),
-        "output_dir": str(folder / output),
-        "train_file": str(folder / "train.csv"),
-        "eval_file": str(folder / "dev.csv"),
-        "text_columns": ("sentence1", "sentence2"),
-        "label_column": "label",
-        "epochs": 2,
-        "selection_fraction": 0.1,
-        "refit": False,
-        "batch_size": 8,
-        "learning_rate": 1e-3,
-        "max_length": 24,
-        "device": "cpu",
-    }
+    places = {"model": "model", "output_dir": output, "train_file": "train.csv", "eval_file": "dev.csv"}
+    chosen: dict[str, Any] = {name: str(folder / place) for name, place in places.items()}
+    chosen |= {"text_columns": ("sentence1", "sentence2"), "label_column": "label", "max_length": 24, "device": "cpu"}
+    chosen |= {"epochs": 2, "selection_fraction": 0.1, "refit": False, "batch_size": 8, "learning_rate": 1e-3}
     return RunConfig(**(chosen | options))
 
 

@@ -15,19 +15,14 @@ WORDS = {"one": "un", "two": "doi", "three": "trei", "cat": "pisica", "dog": "ca
 
 
 def save_tiny_marian(folder: Path, *, size: int = 16, init_std: float = 0.02, positions: int = 32) -> Path:
-    """Save a random Marian with a vocabulary of words."""
-    return save_marian(folder, word_tokenizer(), size=size, init_std=init_std, positions=positions)
-
-
-def save_marian(folder: Path, tokenizer: Any, *, size: int = 16, init_std: float = 0.02, positions: int = 32) -> Path:
-    """Save a random Marian of two layers in the encoder and one in the decoder, with its tokenizer."""
-    config = hf.MarianConfig(
-        vocab_size=len(tokenizer), d_model=size, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=2 * size, decoder_ffn_dim=2 * size,
-        max_position_embeddings=positions, pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id, forced_eos_token_id=None,
-        decoder_start_token_id=tokenizer.pad_token_id, dropout=0.0, scale_embedding=True, init_std=init_std,
-    )  # fmt: skip
+    """Save a random Marian of two layers in the encoder and one in the decoder, with a vocabulary of words."""
+    tokenizer = word_tokenizer()
+    sizes = {"d_model": size, "encoder_layers": 2, "decoder_layers": 1, "max_position_embeddings": positions}
+    sizes |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+    sizes |= {f"{side}_ffn_dim": 2 * size for side in ("encoder", "decoder")}
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    others: dict[str, Any] = {"dropout": 0.0, "scale_embedding": True, "init_std": init_std}
+    config = hf.MarianConfig(vocab_size=len(tokenizer), **sizes, **tokens, **others)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(1)
     hf.MarianMTModel(config).save_pretrained(folder)

@@ -44,16 +44,9 @@ def trainer_of(
     names = {*inspect.signature(Trainer.__init__).parameters, "reward_dataset"}
     given = {key: options.pop(key) for key in list(options) if key in names}
     defaults = {
-        "per_device_train_batch_size": 4,
-        "num_train_epochs": 2,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "logging_strategy": "epoch",
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": ON_CPU,
-        "seed": 3,
+        **{"per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2, "seed": 3},
+        **{"lr_scheduler_type": "constant", "logging_strategy": "epoch", "save_strategy": "no"},
+        **{"report_to": "none", "disable_tqdm": True, "use_cpu": ON_CPU},
     }
     args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
     given = {"train_dataset": examples(), "data_collator": zoo.collate} | given

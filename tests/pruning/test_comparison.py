@@ -19,22 +19,21 @@ def accuracy(labels: Array, values: Array) -> float:
     return float((labels == values.argmax(1)).mean())
 
 
-def correlation(labels: Array, values: Array) -> float:
-    return float(np.corrcoef(labels, values)[0, 1])
-
-
 def numbers(rows: int, *sizes: float) -> list[Array]:
     """Normal numbers with these standard deviations."""
     generator = np.random.default_rng(0)
     return [size * generator.normal(size=rows) for size in sizes]
 
 
-@pytest.mark.parametrize("rows", [3, 30])
+@pytest.mark.parametrize("rows", [1, 2, 3, 30])
 def test_of_means_it_is_the_interval_of_a_paired_t_test(rows: int) -> None:
     shared, noise = numbers(rows, 5.0, 1.0)
     found = paired_difference(Predictions(shared, shared, mean), Predictions(shared, shared + noise, mean))
-    expected = stats.ttest_1samp(noise, 0).confidence_interval(0.95)
     assert found.value == pytest.approx(noise.mean())
+    if rows < 3:  # tell nothing
+        assert found.as_dict() == {"value": found.value, "low": None, "high": None}
+        return
+    expected = stats.ttest_1samp(noise, 0).confidence_interval(0.95)
     assert found.high - found.low == pytest.approx(expected.high - expected.low, rel=0.15)
     assert found.high + found.low == pytest.approx(2 * found.value)
 
@@ -65,18 +64,12 @@ def test_models_that_agree_on_few_rows_may_differ_on_others_whatever_they_predic
 
 
 def test_of_correlations_it_is_paired() -> None:
+    def correlation(labels: Array, values: Array) -> float:
+        return float(np.corrcoef(labels, values)[0, 1])
+
     labels, error, change = numbers(400, 1.0, 1.0, 0.1)
-    before, after = labels + error, labels + error + change
-    other = np.random.default_rng(1).permutation(400)
-    paired = paired_difference(Predictions(labels, before, correlation), Predictions(labels, after, correlation))
-    apart = paired_difference(
-        Predictions(labels, before, correlation), Predictions(labels, labels + error[other], correlation)
-    )
+    other = error[np.random.default_rng(1).permutation(400)]
+    before = Predictions(labels, labels + error, correlation)
+    paired = paired_difference(before, Predictions(labels, labels + error + change, correlation))
+    apart = paired_difference(before, Predictions(labels, labels + other, correlation))
     assert paired.high - paired.low < 0.03 < apart.high - apart.low
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_one_or_two_rows_tell_nothing(rows: int) -> None:
-    (values,) = numbers(rows, 1.0)
-    found = paired_difference(Predictions(values, values, mean), Predictions(values, values + 1, mean))
-    assert found.as_dict() == {"value": pytest.approx(1.0), "low": None, "high": None}
