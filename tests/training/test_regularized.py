@@ -81,7 +81,7 @@ IN_ALL = [
     Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
     ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
 ]  # fmt: skip
-WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", ADDrop()), ("Reward", RDrop()), ("Reward", COPYING)]
+WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", RDrop()), ("Reward", COPYING)]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,8 @@ def test_methods_act_in_trainers_of_trl(name: str, method: Any, tmp_path: Path) 
         ("SFT", UniDrop(token=0), "never ran its last projection"),  # nor does it call the head
         ("DPO", ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
         ("Reward", ADDrop(target="gold_label"), "declare_output"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("SFT", COPYING, "The forward pass of LlamaForCausalLM was replaced"),
-                ("DPO", RECORDED, "made 8 rows of 4"),
-                ("DPO", RDrop(), "returns no logits .* cannot be compared"),
-                ("Reward", RECORDED, "made 8 rows of 4"),
-            )
-        ),
+        pytest.param("SFT", COPYING, "The forward pass of LlamaForCausalLM was replaced", marks=pytest.mark.slow),
+        pytest.param("DPO", RECORDED, "made 8 rows of 4", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_act_in_trainers_of_trl(name: str, method: Any, message: str, tmp_path: Path) -> None:
@@ -162,7 +155,7 @@ def test_sentence_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [ALWAYS, Mixout(), LayerDrop(p=0.5), R3F(), L2SP(), RDrop()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [ALWAYS, Mixout(), R3F()], ids=lambda m: m.name)
 def test_lightning_fabric(method: Any) -> None:
     """On one device, training is that of the model itself."""
     library = pytest.importorskip("lightning_fabric")
