@@ -1,7 +1,5 @@
 """Texts that are longer than a model reads."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -73,10 +71,8 @@ def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> 
     assert np.array_equal(task_type.row_outputs(raw, {"labels": [0] * 6}, tokenizer), raw)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("rte", "is for single texts"), ("ptb-pos", "one prediction for each text")]
-)
-def test_pairs_and_tags_are_refused(name: str, message: str) -> None:
-    assert get_task(name).with_long_texts("head") == get_task(name)
-    with pytest.raises(AttendropError, match=message):
-        get_task(name).with_long_texts("windows")
+def test_pairs_and_tags_are_refused() -> None:
+    for name, message in (("rte", "is for single texts"), ("ptb-pos", "one prediction for each text")):
+        assert get_task(name).with_long_texts("head") == get_task(name)
+        with pytest.raises(AttendropError, match=message):
+            get_task(name).with_long_texts("windows")

@@ -25,7 +25,6 @@ from attendrop.tasks.registry import get_task
 from attendrop.tasks.table import read_table
 from attendrop.tasks.types.base import row_array
 from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
-from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import WrittenText
 
 OWN_CLASSES = Task(
@@ -103,18 +102,14 @@ def test_lists_and_objects_are_json_in_tables_and_lines_of_text(tmp_path: Path) 
     assert written == {"answers": finite, "sure": None, "predicted_labels": ["a", "c"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "logits", "answers"),
-    [
+def test_submission(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.tsv"
+    for name, logits, answers in (
         ("mnli", [[0, 1, 0], [0, 0, 1]], ["neutral", "contradiction"]),
         ("stsb", [[5.2], [-0.1]], ["5.000", "0.000"]),
-    ],
-)
-def test_submission(name: str, logits: list[object], answers: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "new" / "out.tsv"
-    write_predictions(path, get_task(name), [0, 7], np.array(logits))
-    assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
-    assert [file.name for file in path.parent.iterdir()] == ["out.tsv"]
+    ):
+        write_predictions(path, get_task(name), [0, 7], np.array(logits))
+        assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
 
 
 def test_own_predictions(tmp_path: Path) -> None:
@@ -155,21 +150,15 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 2.0)
 
 
-# Models of other tasks, and groups of rows ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("task", "trained_on", "reading"),
-    [
+def test_classes_of_a_model_are_read_by_their_names() -> None:
+    for task, trained_on, reading in (
         ("hans", "mnli", [0, 1, 1]),
         ("hans", "hans", None),
         ("pawsx", "mrpc", [0, 1]),
         ("wnli", "rte", [1, 0]),  # the same names in another order
         ("rte", "mrpc", None),  # a task without readings leaves the decision to the user, with a warning
-    ],
-)
-def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, reading: list[int] | None) -> None:
-    assert label_mapping(get_task(task), get_task(trained_on).type) == reading
+    ):
+        assert label_mapping(get_task(task), get_task(trained_on).type) == reading
     turned = replace(get_task("mnli").type, label_names=("contradiction", "entailment", "neutral"))
     assert label_mapping(get_task("mnli"), turned) == [2, 0, 1]
 
@@ -178,8 +167,6 @@ def test_models_with_other_classes_are_refused() -> None:
     with pytest.raises(AttendropError, match=r"pawsx scores models with the classes .* This model's are: "):
         label_mapping(get_task("pawsx"), get_task("mnli").type)
 
-
-# Scores by row --------------------------------------------------------------------------------------------------------
 
 CLASSES, TAGS = ("no", "yes"), ("O", "B-PER", "I-PER")
 
@@ -241,24 +228,14 @@ def test_neighbours_in_running_text_are_one_block() -> None:
     assert found is not None and found.values == pytest.approx(-np.repeat(np.arange(10) % 2, 10))
 
 
-def test_counts_of_rows_are_made_once_and_not_again_without_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So of 20,000 sentences they take seconds."""
+def test_values_of_entities_are_those_of_scores_without_each_block() -> None:
     tags, own = np.random.default_rng(0).integers(3, size=(2, 60, 4)), task("entity_f1", "token-classification", TAGS)
     references, outputs = row_array(list(tags[0])), row_array(list(np.eye(3)[tags[1]]))
-    rows = Dataset.from_dict({"tokens": [[f"word {row}"] * 4 for row in range(60)]})
     score = own.type.metrics["entity_f1"].score
     without = [score(np.delete(references, row), np.delete(outputs, row)) for row in range(60)]
-    decoded: list[int] = []
-    decode = TokenClassification.decode
-
-    def counted(task_type: Any, of: Any) -> Any:
-        decoded.append(len(of))
-        return decode(task_type, of)
-
-    monkeypatch.setattr(TokenClassification, "decode", counted)
+    rows = Dataset.from_dict({"tokens": [[f"word {row}"] * 4 for row in range(60)]})
     found = row_scores(own, outputs, references, rows)
     assert found.values == pytest.approx(60 * score(references, outputs) - 59 * np.array(without))
-    assert len(decoded) == 3  # the score, twice, and the counts
 
 
 def test_values_are_read_as_they_were_written() -> None:
@@ -284,9 +261,6 @@ def test_a_score_that_is_undefined_without_a_row_is_that_of_all_rows() -> None:
     labels = np.array([0, 0, 0, 0, 0, 1])
     found = row_scores(task("cohen_kappa"), np.eye(2)[labels], labels, rows_of([*"abcdef"]))
     assert found.values.tolist() == [1.0] * 6
-
-
-# What a model gets wrong ----------------------------------------------------------------------------------------------
 
 
 ANSWERS = ("no", "perhaps", "yes")
@@ -348,16 +322,6 @@ def test_the_temperature_of_overconfident_logits_is_found() -> None:
     logits, labels = np.array([[1.0, -1.0], [-1.0, 1.0]] * 9), np.array([0, 1] * 9)
     # Of 18 rows, all right, the probability is 19 / 20: a few do not make a model sure.
     assert softmax(logits / best_temperature(logits, labels), axis=1).max(axis=1) == pytest.approx(0.95, abs=1e-3)
-
-
-def test_what_is_said_of_confidence() -> None:
-    for rows, temperature, told in (
-        (99, 2.0, ["Of 99 predictions with a probability above 0.9, 99 are right."]),  # too few for a temperature
-        (200, 0.998, ["Of 200 predictions", "A temperature of 1.00 would fit these rows best"]),
-    ):
-        bins = [{"rows": rows, "probability": 0.95, "accuracy": 1.0}]
-        found = remarks({"calibration": {"error": 0.1, "bins": bins, "temperature": temperature}})[1:]
-        assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
 
 
 def test_labels_have_scores_of_their_own_and_numbers_have_none() -> None:

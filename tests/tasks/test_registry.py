@@ -1,7 +1,5 @@
 """Named tasks: rows of their official files and of the hub, where files are found, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +10,6 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.registry import get_task, load_task, task_files
-
-# GLUE -----------------------------------------------------------------------------------------------------------------
 
 # Files of the official formats, and their labels.
 ROWS: dict[str, tuple[str, str, list[float]]] = {
@@ -137,24 +133,16 @@ def test_a_few_broken_rows_are_left_out(write: Callable[[str, str], Path]) -> No
         load_task("rte", data_dir=path.parents[2], splits=["test"])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("rte", {"splits": ["tran"]}, "rte has no split 'tran'; did you mean 'train'?"),
-        ("rte", {"splits": ["test"]}, "has no file of rte test, such as 'test.tsv'."),
-        ("rte", {"data_dir": "nowhere"}, "the data folder 'nowhere' does not exist; name"),
-    ],
-)
-def test_bad_request(
-    name: str, options: dict[str, object], message: str, write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
+def test_bad_request(write: Callable[[str, str], Path], tmp_path: Path) -> None:
     write(*ROWS["rte"][:2])
-    with pytest.raises(AttendropError) as caught:
-        load_task(name, **{"data_dir": tmp_path} | options)  # type: ignore[arg-type]
-    assert message in str(caught.value)
+    for options, message in (
+        ({"splits": ["tran"]}, r"rte has no split 'tran'; did you mean 'train'\?"),
+        ({"splits": ["test"]}, r"has no file of rte test, such as 'test\.tsv'"),
+        ({"data_dir": "nowhere"}, "the data folder 'nowhere' does not exist"),
+    ):
+        with pytest.raises(AttendropError, match=message):
+            load_task("rte", **{"data_dir": tmp_path} | options)  # type: ignore[arg-type]
 
-
-# Others ---------------------------------------------------------------------------------------------------------------
 
 HANS = "hans/heuristics_evaluation_set.txt"
 HANS_HEADER = "gold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate\n"
@@ -164,7 +152,6 @@ PAWSX_ROWS = [
     {"text": "c .", "text_pair": "d .", "label": 0, "index": 1},
 ]
 IMDB_ROWS = [{"text": f"a {label} film<br />", "label": n, "index": n} for n, label in enumerate(("neg", "pos"))]
-IMDB_LINES = "".join(f'{{"text": "a {label} film<br />", "label": "{label}"}}\n' for label in ("neg", "pos"))
 SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
     '0,a-1,7,They look up. She,They look up.,She,gold,"smiles, then leaves.",sings.,runs.,sits.,2\n'
@@ -201,7 +188,6 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
           "label": 1, "index": 0}],
     ),
     ("pawsx", {"pawsx/dev-en.tsv": "a b .\tb a .\t1\r\nc .\td .\t0\r\n"}, "dev", PAWSX_ROWS),
-    ("imdb", {"aclImdb/test.jsonl": IMDB_LINES}, "dev", IMDB_ROWS),
     ("imdb", {f"aclImdb/train/{of}/0_3.txt": f"a {of} film<br />" for of in ("neg", "pos")}, "train", IMDB_ROWS),
     ("swag", {"swag/val.csv": SWAG}, "dev", [SWAG_ROW]),
     (

@@ -1,10 +1,9 @@
 """Samples and held-out splits, also of rows unlike the others; rows that belong together; how long inputs may be."""
 
-import json
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.studies.answer import answer
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.inspection import inspect_files
@@ -125,32 +122,10 @@ def test_a_text_is_in_one_part(data: list[tuple[int, int]], fraction: float) -> 
     assert of_kept == sorted(of_kept) and of_held == sorted(of_held)
 
 
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        (lambda: few_shot(rows([0, 1]), classes(2), 0, seed=0), "the number of shots must be at least 1, not 0"),
-        (lambda: subset(rows([0, 1]), 0, seed=0), "the number of rows must be at least 1, not 0"),
-        (lambda: hold_out(rows([0, 1]), classes(2), 1, seed=0), "at least 0 and below 1, not 1"),
-        (lambda: hold_out(rows([0]), classes(2), 0.1, seed=0), "1 row cannot be split"),
-        (lambda: hold_out(rows([0, 1], [5, 5]), classes(2), 0.1, seed=0), "2 rows of the same text cannot be split"),
-    ],
-)
-def test_what_cannot_be_sampled(sample: Callable[[], Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        sample()
-
-
-# Shift ----------------------------------------------------------------------------------------------------------------
-
 TASK = files_task(("text",), Classification(("card", "loan")))
 # Of each class, three ways to say it in the same words, and one in others.
 PHRASES = {
-    "card": (
-        "my card was lost at {}",
-        "lost my card at {}",
-        "the card was lost at {}",
-        "someone took plastic near {}",
-    ),
+    "card": ("my card was lost at {}", "lost my card at {}", "the card was lost at {}", "someone took plastic near {}"),
     "loan": ("can i borrow money for {}", "borrow money for {}", "i borrow for {}", "what does credit cost in {}"),
 }
 PLACES = ("home", "work", "sea", "school", "church", "rome", "oslo", "paris")
@@ -220,9 +195,6 @@ def test_likeness_within_classes_and_between() -> None:
     assert class_likeness(rows_of().select([0, 4]), TASK) is None
 
 
-# The length of inputs ------------------------------------------------------------------------------------------------
-
-
 def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenizerBase) -> None:
     data = Dataset.from_dict({"text": ["a " * 40], "label": [0]})
     with pytest.warns(UserWarning, match="the maximum length 99 was lowered to the model's 32 tokens"):
@@ -230,32 +202,22 @@ def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenize
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert classes(2).type.length_limit(tokenizer, DEFAULT_MAX_LENGTH, ["text"]) == 32  # which nobody asked for
-    assert RunConfig.max_length == DEFAULT_MAX_LENGTH
     with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
         encode(data, classes(2), tokenizer, 2)
 
 
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [
+def test_a_model_has_so_many_positions(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, positions in (
         (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
         (hf.LlamaConfig(**SIZES, max_position_embeddings=20), 1000),
-    ],
-    ids=["roberta", "llama"],
-)
-def test_a_model_has_so_many_positions(
-    tokenizer: PreTrainedTokenizerBase, config: hf.PreTrainedConfig, positions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = hf.AutoModel.from_config(config)
-    monkeypatch.setattr(tokenizer, "model_max_length", 1000)
-    fit_tokenizer("a model", model, tokenizer)
-    assert tokenizer.model_max_length == positions
-    for length in (20, 21):
-        with pytest.raises((IndexError, RuntimeError)) if length > positions else nullcontext():
-            model(input_ids=torch.full((1, length), 5))
+    ):
+        model = hf.AutoModel.from_config(config)
+        monkeypatch.setattr(tokenizer, "model_max_length", 1000)
+        fit_tokenizer("a model", model, tokenizer)
+        assert tokenizer.model_max_length == positions
+        with pytest.raises((IndexError, RuntimeError)) if positions == 20 else nullcontext():
+            model(input_ids=torch.full((1, 21), 5))
 
-
-# Rows that belong together --------------------------------------------------------------------------------------------
 
 YES_NO = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "")
 WORDS = [f"{first}{second}" for first in "bcdfghkl" for second in ("abo", "emi", "iru", "osa", "uti", "ane", "elo")]
@@ -324,9 +286,6 @@ def test_groups_join_by_way_of_a_third_row() -> None:
     assert found == [0, 1, 2, 1, 3, 4, 5, 6, 0, 1]  # an empty value is no group
 
 
-# Splits --------------------------------------------------------------------------------------------------------------
-
-
 def parts_of(rows: Dataset, *parts: Dataset) -> list[set[int]]:
     numbers = groups_of(rows, YES_NO)
     return [{numbers[index] for index in part["index"]} for part in parts]
@@ -362,18 +321,24 @@ def test_large_groups_are_held_out_as_often_as_small_ones() -> None:
     assert 0.6 < held["large"] / held["small"] < 1.5  # 1.9 in the order of random rows
 
 
-def test_where_no_group_is_left_to_train_on_a_split_is_refused() -> None:
-    rows = rows_with(texts(40), ["a"] * 40)
-    for split, says in (
-        (lambda: hold_out(rows, YES_NO, 0.25, 0), "40 rows of the same group cannot be split"),
-        (lambda: hold_out_like(rows, YES_NO, 0.25, 0), "all rows belong to one"),
-        (lambda: hold_out_values(rows, "month", ["1", "2"] * 20, 0.25), "every group of group-column has rows among"),
-    ):
-        with pytest.raises(AttendropError, match=says):
-            split()
+FEW, ONE_GROUP = rows([0, 1]), rows_with(texts(40), ["a"] * 40)
 
 
-# Scores by row -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("split", "arguments", "message"),
+    [
+        (few_shot, (FEW, classes(2), 0, 0), "the number of shots must be at least 1, not 0"),
+        (subset, (FEW, 0, 0), "the number of rows must be at least 1, not 0"),
+        (hold_out, (FEW, classes(2), 1, 0), "at least 0 and below 1, not 1"),
+        (hold_out, (rows([0, 1], [5, 5]), classes(2), 0.1, 0), "2 rows of the same text cannot be split"),
+        (hold_out, (ONE_GROUP, YES_NO, 0.25, 0), "40 rows of the same group cannot be split"),
+        (hold_out_like, (ONE_GROUP, YES_NO, 0.25, 0), "all rows belong to one"),
+        (hold_out_values, (ONE_GROUP, "month", ["1", "2"] * 20, 0.25), "every group of group-column has rows among"),
+    ],
+)
+def test_what_cannot_be_split(split: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        split(*arguments)
 
 
 def test_groups_are_the_units_of_row_scores() -> None:
@@ -393,9 +358,6 @@ def test_groups_are_the_units_of_row_scores() -> None:
         YES_NO, np.eye(2)[labels[:100]], labels[:100], rows_with([*some[:98], f"{some[0]}!", f"{some[0]} ?"])
     )
     assert (alike.groups, alike.as_dict()["together"]) == (98, [[0, 98, 99]])
-
-
-# From the file to the answer -----------------------------------------------------------------------------------------
 
 
 def write(path: Path, groups: Sequence[str], column: str = "customer", key: int = 0) -> str:
@@ -457,28 +419,3 @@ def test_inspect_proposes_and_compare_names_a_column_of_groups(
     says = load_files(**options).looks_grouped
     assert says.startswith(f"Column {column!r} has {len(set(groups))} values in 200 rows") is proposed
     assert load_files(**options, group_column=column).looks_grouped == "" if proposed else says == ""
-
-
-def test_one_customer_who_differs_is_no_evidence_of_others() -> None:
-    """A method that is right on all 20 rows of two of 40 customers more than plain fine-tuning, with all seeds."""
-    names = [f"customer {row // 20}" for row in range(800)]
-    plain = np.random.default_rng(0).random(800) < 0.7
-    better = plain | (np.arange(800) < 40)
-
-    def found(rows: Dataset) -> Any:
-        every = []
-        for seed in range(5):
-            for method, right in (("finetune", plain), ("ad-drop", better)):
-                scores = row_scores(YES_NO, np.eye(2)[right.astype(int)], np.ones(800, dtype=int), rows)
-                kept = json.loads(json.dumps(scores.as_dict()))  # as it is kept in the run's folder
-                run = {"task": "files", "model": "m", "metric": "accuracy", "options": {}, "train_seconds": 1.0}
-                run |= {"config": {"group_column": "customer"}} if GROUP in rows.column_names else {}
-                run |= {"method": method, "seed": seed, "score": float(right.mean()), "row_scores": kept}
-                every.append(run | {"data": {"rows": {"dev": len(right)}}})
-        return answer(every)
-
-    grouped, single = found(rows_with(texts(800), names)), found(rows_with(texts(800)))
-    assert single.use == "ad-drop" and grouped.verdict.why == "undecided"
-    assert "(800 rows of 40 groups)" in grouped.scored_on
-    assert "groups of evaluation rows, by 'customer'," in grouped.holds_for
-    assert "groups" not in " ".join(single.lines())

@@ -1,7 +1,5 @@
 """Files as tables, and what a run reads of them: encodings, formats, labels, and the message for each mistake."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -53,9 +51,6 @@ def rows(table: Table) -> list[tuple[Any, ...]]:
     return table.values(table.columns)
 
 
-# Encodings and line ends ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_encodings_are_found_and_a_guess_is_told(encoding: str) -> None:
     content, packed = TEXT.encode(encoding), encoding.startswith("utf-16")
@@ -67,18 +62,17 @@ def test_encodings_are_found_and_a_guess_is_told(encoding: str) -> None:
     assert (table.columns, rows(table), table.delimiter) == (["text", "label"], ROWS, ";")
 
 
-@pytest.mark.parametrize(("name", "place"), [("a.csv.gz", 1), ("a.jsonl.gz", 2)])
-def test_a_line_beyond_all_memory_is_refused_when_it_is_met(name: str, place: int) -> None:
-    first = b'{"text": "label"}\n' if "jsonl" in name else b"text\tlabel\n"
-    write(name, gzip.compress(first * (place - 1) + b"a" * 2**23))
-    with pytest.raises(AttendropError, match=f"line {place}: the line has more than 4,194,304 characters; divide it"):
-        read_table(name)
+def test_a_line_beyond_all_memory_is_refused_when_it_is_met() -> None:
+    for name, before in (("a.csv.gz", b""), ("a.jsonl.gz", b'{"text": "label"}\n')):
+        write(name, gzip.compress(before + b"a" * 2**23))
+        with pytest.raises(
+            AttendropError, match=f"line {1 + bool(before)}: the line has more than 4,194,304 characters"
+        ):
+            read_table(name)
 
 
-@pytest.mark.parametrize(("encoding", "packed"), [("utf-8-sig", True), ("utf-16", False)])
-def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, packed: bool, encoding: str) -> None:
-    content = TEXT.encode(encoding)
-    stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(content) if packed else content))
+def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(TEXT.encode("utf-16"))))
     monkeypatch.setattr("sys.stdin", stdin)
     given: dict[str, Any] = {"text_columns": ["text"], "task_type": Classification(("ja",)), "format": "csv"}
     found = stream_file("-", size=9, bad=BadRows(), **given)
@@ -114,9 +108,6 @@ def test_lines_may_end_in_carriage_returns(name: str, text: str) -> None:
     assert rows(tables[0]) == rows(tables[1]) == rows(tables[2]) and len(tables[0]) > 1
     assert tables[0].places == tables[1].places == tables[2].places
     assert rows(read_table(write("b.txt", "a\rcat\ndog\n"))) == [("a\rcat",), ("dog",)]
-
-
-# Tables of fields -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,9 +178,6 @@ def test_line_breaks_in_texts_are_not_warned_of(text: str) -> None:
         assert read_table(name).column("text")[-1] == text
 
 
-# Workbooks ------------------------------------------------------------------------------------------------------------
-
-
 def workbook(name: str, *rows: list[object]) -> str:
     book = pytest.importorskip("openpyxl").Workbook()
     sheet = book.create_sheet("tickets")
@@ -222,9 +210,6 @@ def test_what_is_no_table_in_a_workbook_is_refused() -> None:
     assert rows(read_table("c.xlsx")) == [("one",)]
 
 
-# Typed values ---------------------------------------------------------------------------------------------------------
-
-
 def test_values_of_json_and_parquet_keep_their_types_but_for_dates() -> None:
     table = read_table(write("a.jsonl", '{"text": "a"}\n\n{"text": "b", "note": [1]}'))
     assert (table.columns, rows(table)) == (["text", "note"], [("a", None), ("b", [1])])
@@ -236,22 +221,17 @@ def test_values_of_json_and_parquet_keep_their_types_but_for_dates() -> None:
     assert table.places == ["row 1", "row 2"]
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_chunks_of_a_file_are_the_file(suffix: str) -> None:
-    texts, name = [f"text {n}" for n in range(25)], f"a.{suffix}"
-    lines = {"csv": ["text", *texts], "jsonl": [json.dumps({"text": text}) for text in texts]}
-    if suffix == "parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), name)
-    else:
-        write(name, "\n".join(lines[suffix]))
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_chunks_of_a_file_are_the_file(name: str) -> None:
+    texts = [f"text {n}" for n in range(25)]
+    write("a.csv", "\n".join(["text", *texts]))
+    write("a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), "a.parquet")
     chunks, whole = list(read_chunks(name, 10)), read_table(name)
     assert [len(chunk) for chunk in chunks] == [10, 10, 5]
     assert [row for chunk in chunks for row in rows(chunk)] == rows(whole) == [(text,) for text in texts]
     assert [place for chunk in chunks for place in chunk.places] == whole.places
     assert [number for chunk in chunks for number in chunk.frame.index] == list(range(25))
-
-
-# Column files and parallel files --------------------------------------------------------------------------------------
 
 
 def test_column_files_have_a_sentence_in_each_row() -> None:
@@ -288,18 +268,15 @@ def test_parallel_files_are_one_table() -> None:
     assert chunks[1].places == ["line 3"] and chunks[1].frame.index.tolist() == [2]
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_lines_without_a_partner() -> None:
+    for lines, message in (
         ("one\ntwo\n", r"a\.en ends before line 3, and the other file goes on"),
         ("one\ntwo\nthree\nfour\n", r"a\.tr ends before line 4"),
         ("one\n  \nthree\n", r"line 2, column 'target': the text is empty"),
-    ],
-)
-def test_lines_without_a_partner(lines: str, message: str) -> None:
-    files = ",".join([write("a.tr", "bir\niki\nüç\n"), write("a.en", lines)])
-    with pytest.raises(AttendropError, match=message):
-        load_files(train_file=files, text_columns=["source"], label_column="target", label_type="text")
+    ):
+        files = ",".join([write("a.tr", "bir\niki\nüç\n"), write("a.en", lines)])
+        with pytest.raises(AttendropError, match=message):
+            load_files(train_file=files, text_columns=["source"], label_column="target", label_type="text")
 
 
 BAD_FILES = [
@@ -331,9 +308,6 @@ def test_a_bad_file_is_refused_in_a_sentence(name: str, content: str | bytes, me
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-# Custom files: what a run reads of a table, and what it refuses -------------------------------------------------------
-
-
 GOOD = "text,label\ngood,yes\nbad,no\n"
 
 
@@ -348,7 +322,6 @@ def load_train(name: str, **options: object) -> TaskData:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("crlf.csv", "text,label\r\none,0\r\ntwo,1\r\n"),
         ("blank-lines.csv", "\ntext,label\none,0\n\ntwo,1\n\n\n"),
         ("spaces.csv", "label,text\n 0,one\n1 ,two\n"),
         ("a.jsonl", '{"text": "one", "label": 0}\n\n{"label": 1, "text": "two"}\n'),
@@ -356,7 +329,7 @@ def load_train(name: str, **options: object) -> TaskData:
         ("lines.json", '{"text": "one", "label": 0}\n{"label": "1", "text": "two"}\r\n'),
     ],
 )
-def test_formats_agree(name: str, content: str | bytes) -> None:
+def test_formats_agree(name: str, content: str) -> None:
     data = load_train(write(name, content))
     assert data.task.label_names == ("0", "1") and data.task.kind == "classification" and data.source == name
     assert data.splits["train"].to_dict() == {"text": ["one", "two"], "index": [0, 1], "label": [0, 1]}
@@ -393,9 +366,7 @@ def test_two_text_columns_and_all_splits() -> None:
 def test_labels(labels: list[str], label_type: str, names: tuple[str, ...], ids: list[float]) -> None:
     data = load_train(labelled(*labels), label_type=label_type)
     assert data.task.label_names == names and data.splits["train"]["label"] == ids
-    assert (data.task.kind, data.task.metric) == (
-        ("classification", "accuracy") if names else ("regression", "pearson")
-    )
+    assert data.task.kind == ("classification" if names else "regression")
 
 
 @pytest.mark.parametrize("labels", [["10%", "25 %"], ["1,000", "2,500.5", "7"], ["0,5", "1,5", "n/a"]])

@@ -1,7 +1,5 @@
 """Training under float16 autocast with a real gradient scaler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -92,9 +90,6 @@ def test_attributions_that_are_not_finite_are_an_error(method: Method) -> None:
         model.bert.embeddings.LayerNorm.weight[0] = torch.inf
     with regularize(model, method) as reg, pytest.raises(AttendropError, match="not finite"):
         reg.loss(batch)
-
-
-# --- The loss scale
 
 
 @pytest.mark.parametrize("method", [m for m in TABLE.values() if m.info.needs_loss_scale][:2], ids=lambda m: m.name)

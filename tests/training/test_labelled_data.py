@@ -75,9 +75,6 @@ def test_rows_are_set_aside(kind: Any) -> None:
             set_aside(few, 0.1, 0)
 
 
-# --- The trainer
-
-
 def test_the_trainer_takes_the_rows_that_it_is_told_to(tmp_path: Path) -> None:
     for method, options, counts in (
         (AttendOut(reward_fraction=0.25), {}, (12, 4)),

@@ -1,7 +1,5 @@
 """A trainer whose loss is not the model's: ``compute_loss`` of a subclass, or a function in its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,6 @@ from torch.nn import functional
 from attendrop import ADDrop, AttendOut, AttendropError, Method, RDrop, RegularizedTrainer
 from attendrop.extend import declare_output
 from attendrop_methods import R3F, SAM
-
-WEIGHTS = torch.tensor([1.0, 3.0, 0.5])
-
-
-def weighted(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, weight=WEIGHTS.to(logits))
 
 
 def computing(loss: Callable[[Any, dict[str, Any]], Tensor]) -> type[RegularizedTrainer]:
@@ -108,7 +100,8 @@ def test_a_mean_over_the_micro_batch_accumulates_to_that_over_the_batch(
 
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
             logits = model(inputs["input_ids"], inputs["attention_mask"]).logits
-            return weighted(logits + noise * torch.randn_like(logits), inputs["labels"] * 0)
+            logits, weights = logits + noise * torch.randn_like(logits), torch.tensor([1.0, 3.0, 0.5]).to(logits)
+            return functional.cross_entropy(logits, inputs["labels"] * 0, weight=weights)
 
     found = []
     for size, micro in ((8, 1), (2, 4)):

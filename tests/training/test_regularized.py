@@ -1,7 +1,5 @@
 """Trainers of other packages that take a regularizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +47,24 @@ def test_which_class_it_is(tmp_path: Path) -> None:
         regularized(torch.nn.Linear)  # type: ignore[arg-type]
 
 
-def of_trl(folder: Path, name: str, regularizer: Any, **options: Any) -> Any:
+def of_trl(folder: Path, name: str, regularizer: Any) -> Any:
     """A trainer of TRL that has trained a tiny Llama on eight sentences, or pairs of them."""
     trl = pytest.importorskip("trl")
     tiny.save_tiny_llama(folder / "model")
     torch.manual_seed(0)  # for the head of a reward model
     kind, head = (AutoModelForSequenceClassification, {"num_labels": 1}) if name == "Reward" else (LanguageModel, {})
-    rows = [
-        {"text": tiny.sentence(number)}
-        if name == "SFT"
-        else {side: tiny.sentence(number + more) for side, more in (("prompt", 0), ("chosen", 3), ("rejected", 5))}
-        for number in range(8)
-    ]
+    rows = []
+    for number in range(8):
+        sides = {"text": number} if name == "SFT" else {"prompt": number, "chosen": number + 3, "rejected": number + 5}
+        rows.append({side: tiny.sentence(of) for side, of in sides.items()})
+    arguments = ARGUMENTS | {"learning_rate": 1e-2, "logging_steps": 1, "bf16": False, "save_strategy": "no"}
     trainer = regularized(getattr(trl, f"{name}Trainer"))(
         model=kind.from_pretrained(folder / "model", attention_dropout=0.1, **head),
-        args=getattr(trl, f"{name}Config")(
-            **ARGUMENTS, output_dir=str(folder / "run"), learning_rate=1e-2, logging_steps=1, bf16=False,
-            save_strategy="no", **options,
-        ),
+        args=getattr(trl, f"{name}Config")(output_dir=str(folder / "run"), **arguments),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         regularizer=regularizer,
-    )  # fmt: skip
+    )
     trainer.train()
     return trainer
 

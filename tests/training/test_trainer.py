@@ -1,12 +1,10 @@
 """``RegularizedTrainer``: arguments of the stock trainer, accumulation, the order of batches, resuming, streams."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerC
 
 from attendrop import ADDrop, AttendOut, AttendropError, Compose, RegularizedTrainer, regularized
 from attendrop.methods.core.base import Method
-from attendrop.training.checkpoints import is_complete, last_checkpoint, write_manifest
+from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.trainer import EpochSampler
 from attendrop_methods import L2SP
 
@@ -35,9 +33,6 @@ def trained(folder: Path, method: Method | None = ALWAYS, **options: Any) -> dic
     trainer = trainer_of(folder, method, **options)
     trainer.train()
     return weights(trainer)
-
-
-# --- The same weights
 
 
 def test_plain_fine_tuning_is_what_the_stock_trainer_does(tmp_path: Path) -> None:
@@ -114,9 +109,6 @@ def test_the_micro_batches_of_a_step_weigh_one_together(tmp_path: Path) -> None:
     assert len(found) == 4 and sum(found) == pytest.approx(1)
 
 
-# --- What is logged
-
-
 def test_the_log_says_what_was_dropped_and_when(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, CROSS)
     trainer.train()
@@ -137,9 +129,6 @@ def test_micro_batches_without_labels_add_nothing_to_the_loss(tmp_path: Path) ->
         trainer.train()
         logged.append(history(trainer, "loss"))
     assert logged[1] == pytest.approx(logged[0], rel=1e-5)
-
-
-# --- Arguments of the stock trainer
 
 
 class Stream(IterableDataset[dict[str, Any]]):
@@ -190,9 +179,6 @@ def test_what_the_trainer_refuses(
         trainer_of(tmp_path, model=model, **{"method": ALWAYS} | options)
 
 
-# --- The order of batches
-
-
 @pytest.mark.parametrize("lengths", [None, [LENGTHS[i % 16] for i in range(50)]], ids=["random", "grouped"])
 def test_each_epoch_is_a_permutation_that_seed_and_epoch_decide(lengths: list[int] | None) -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
@@ -238,9 +224,6 @@ def test_the_order_of_a_trainer_of_one_s_own_is_kept(tmp_path: Path) -> None:
         assert sorted(order) == list(range(16)) and (order == list(range(16))) == kept
 
 
-# --- Methods that rest
-
-
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
@@ -256,9 +239,6 @@ def test_a_method_that_rests_throughout_is_warned_of_at_the_start_and_at_the_end
     found = [record.getMessage() for record in caplog.records if record.name.startswith("attendrop")]
     assert len(found) == len(expected)
     assert all(part in message for part, message in zip(expected, found, strict=True))
-
-
-# --- Resuming
 
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
@@ -325,29 +305,7 @@ def test_early_stopping_counts_on(tmp_path: Path) -> None:
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
 
 
-def test_a_process_that_dies_while_it_writes_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The half-written checkpoint is passed over."""
-    options = EVERY_STEP | {"save_steps": 2}
-    trainer = trainer_of(tmp_path, CROSS, **options)
-
-    def dying(*given: Any) -> None:
-        if trainer.state.global_step == 6:
-            raise KeyboardInterrupt
-        write_manifest(*given)
-
-    monkeypatch.setattr("attendrop.training.checkpoints.write_manifest", dying)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    monkeypatch.undo()
-    assert not is_complete(tmp_path / "checkpoint-6")
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
-    again = trainer_of(tmp_path, CROSS, **options)
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 8
-    assert is_complete(tmp_path / "checkpoint-6")
-
-
-def test_a_checkpoint_is_complete_when_it_is_pushed_and_one_is_at_every_moment_of_rotation(
+def test_checkpoints_are_complete_when_they_are_pushed_and_while_others_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete, pushed, remove = [], [], shutil.rmtree
@@ -356,20 +314,13 @@ def test_a_checkpoint_is_complete_when_it_is_pushed_and_one_is_at_every_moment_o
         complete.append(last_checkpoint(tmp_path).name)
         remove(folder)
 
-    def push(_: Any, folder: Any) -> None:
-        pushed.append(is_complete(Path(folder)))
-
     monkeypatch.setattr(shutil, "rmtree", delete)
-    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
-    trainer = trainer_of(tmp_path, save_total_limit=2, max_steps=5, **EVERY_STEP)
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", lambda _, path: pushed.append(is_complete(Path(path))))
+    trainer = trainer_of(tmp_path, save_total_limit=2, max_steps=4, **EVERY_STEP)
     trainer.args.push_to_hub = True
     trainer.train()
-    assert pushed == [True] * 5
-    assert complete == [f"checkpoint-{step}" for step in (3, 4, 5)]
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
-
-
-# --- Streams of rows: in their own order, resumed where they were
+    assert pushed == [True] * 4 and complete == ["checkpoint-3", "checkpoint-4"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
 
 
 def shuffled_stream() -> Any:
@@ -417,9 +368,6 @@ def test_a_stream_is_resumed_where_it_was(tmp_path: Path) -> None:
     zoo.assert_same(weights(resumed), weights(whole))
 
 
-# --- Scores that reward a method, without autocast, however the model trains
-
-
 def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> float:
     """Loss of a new model with the same weights, in float32."""
     new = zoo.build("bert").eval()
@@ -428,29 +376,22 @@ def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> float:
         return float(new(**batch).loss)
 
 
-class Scoring(RegularizedTrainer):
-    """Trainer that compares each loss without gradients with that of the same weights in float32."""
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        found = super().compute_loss(model, inputs, *args, **options)
-        if not torch.is_grad_enabled():
-            self.scored.append((float(found), loss_of(model, inputs)))
-        return found
-
-    scored: ClassVar[list[tuple[float, float]]] = []
-
-
-def test_models_are_scored_in_float32_while_they_train_in_bfloat16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_scored_in_float32_while_they_train_in_bfloat16(tmp_path: Path) -> None:
     """Also when the trainer trains again, which prepares the model for mixed precision twice."""
-    monkeypatch.setattr(Scoring, "scored", [])
+    scored = []
+
+    class Scoring(RegularizedTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            found = super().compute_loss(model, inputs, *args, **options)
+            if not torch.is_grad_enabled():
+                scored.append((float(found), loss_of(model, inputs)))
+            return found
+
     options = {"bf16": True, "max_steps": 4, "reward_dataset": examples(count=4)}
     trainer = trainer_of(tmp_path, AttendOut(dropout_step=1), kind=Scoring, **options)
     for _ in range(2):
         trainer.train()
-    assert Scoring.scored
-    assert [found for found, _ in Scoring.scored] == [expected for _, expected in Scoring.scored]
+    assert scored and all(found == expected for found, expected in scored)
     batch = zoo.collate(examples(count=4))
     with torch.no_grad():
         assert float(trainer.model.eval()(**batch).loss) != loss_of(trainer.model, batch)  # it still is in bfloat16

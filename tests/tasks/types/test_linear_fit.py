@@ -1,7 +1,5 @@
 """Linear models of fixed features as weights of a linear layer: those of scikit-learn on scaled features."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from attendrop.tasks.types import linear_models
-from attendrop.tasks.types.linear_models import (
-    LinearFit,
-    fit_logistic_regression,
-    fit_ridge_regression,
-    self_trained,
-)
+from attendrop.tasks.types.linear_models import LinearFit, fit_logistic_regression, fit_ridge_regression, self_trained
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(5, 8))
@@ -76,9 +69,6 @@ def test_logistic_regression_of_sparse_features_is_that_of_all_columns() -> None
     scale = sparse.linalg.norm(features, axis=1).mean()
     expected = LogisticRegression(C=found.settings["C"], tol=1e-6).fit(features / scale, labels)
     np.testing.assert_allclose(found.outputs(features), expected.decision_function(features / scale), atol=2e-2)
-
-
-# Unlabelled rows ------------------------------------------------------------------------------------------------------
 
 
 def clusters(rows: int, seed: int, noise: float = 1.2) -> tuple[np.ndarray, list[int]]:

@@ -1,7 +1,5 @@
 """Classifiers of the mean over tokens: what they compute, for which encoders, and what a saved one is taken for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -42,16 +40,10 @@ def test_logits_are_a_linear_function_of_the_mean_over_valid_tokens(family: str)
     assert getattr(model.base_model, "pooler", None) is None
 
 
-# The choice -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("config", [hf.GPT2Config(), hf.BartConfig()])
 def test_models_that_are_no_encoders_of_text_are_refused(config: Any) -> None:
     with pytest.raises(AttendropError, match=f"pooling 'mean' is for encoders, which {config.model_type} is not"):
         configure_pooling(config, "mean")
-
-
-# Saved models ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_saved_is_loaded_with_the_code_of_this_library(tmp_path: Path) -> None:

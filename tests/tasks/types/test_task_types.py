@@ -1,7 +1,5 @@
 """Facts of each kind of task; its labels survive files, models and predictions; rows that it cannot read."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -123,8 +121,6 @@ def test_translators_are_recognized_but_shown_as_classifiers() -> None:
     assert task_type_of_model(config, command="attend").kind == "classification"
 
 
-# Rows that cannot be read ---------------------------------------------------------------------------------------------
-
 Record = dict[str, Any]
 LABELS: tuple[Record, list[Record]] = (
     {"label_type": "labels", "text_columns": ["x"]},
@@ -168,9 +164,6 @@ def test_a_bad_row_is_named_or_skipped(
     assert f"own.jsonl, line {len(good) + 1}" in str(refused.value) and message in str(refused.value)
     data = load_files(train_file=file, **given, skip_bad_rows=True)
     assert len(data.splits["train"]) == len(good) and len(data.skipped) == 1
-
-
-# Several labels -------------------------------------------------------------------------------------------------------
 
 
 LABEL_HEAD = MultiLabel(("art", "music", "sport"))
@@ -226,9 +219,6 @@ def test_a_linear_model_of_each_label() -> None:
     assert ((outputs[:, :2] > 0) == targets[:, :2]).mean() > 0.9
     assert outputs[0, 2] == pytest.approx(math.log(0.5 / 60.5)) and outputs[0, 3] == pytest.approx(math.log(60.5 / 0.5))
     assert fit_logistic_regressions(features, targets[:, 2:], 2) is None
-
-
-# Multiple choice ------------------------------------------------------------------------------------------------------
 
 
 CHOICE_HEAD = MultipleChoice(("A", "B", "C"))

@@ -1,7 +1,5 @@
 """Tags of words: which token predicts which word, files of one's own, truncated words, and scores."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import chain
@@ -42,9 +40,6 @@ def load(path: Path, **options: Any) -> TaskData:
 def data(tmp_path: Path) -> TaskData:
     rows = [{"tokens": words, "tags": tags} for words, tags in zip(TOKENS, TAGS, strict=True)]
     return load(write(tmp_path / "a.jsonl", rows))
-
-
-# Encoding -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_token_of_a_word_has_its_tag(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -99,9 +94,6 @@ def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(
     assert scores["entity_f1"] == 1 and scores["accuracy"] == 1  # the word that was cut is read as "O", which it is
     parts_of_speech = TokenClassification(("DT", "NN"))
     assert parts_of_speech.metrics["accuracy"].score(task_type.references(encoded), outputs) == 0.8
-
-
-# Scores ---------------------------------------------------------------------------------------------------------------
 
 
 def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
