@@ -252,7 +252,10 @@ def test_tags_of_entities_in_other_schemes(tags: str, unread: list[str], tmp_pat
 def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:
     """The decision was the label, and so was what had been rejected."""
     file, bug = tmp_path / "a.jsonl", {"accept": ["bug"], "options": [{"id": "bug", "text": "bug"}]}
-    rows = [bug | {"text": f"text {n}", "answer": ("accept", "reject", "ignore", "accept")[n % 4]} for n in range(12)]
+    rows = [
+        bug | {"text": f"{TEXTS[n % 3]} {n}", "answer": ("accept", "reject", "ignore", "accept")[n % 4]}
+        for n in range(12)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = "is an export of annotations: 'answer' says which rows an annotator accepted"
     refusals(str(file), message)

@@ -342,12 +342,12 @@ def test_what_cannot_be_split(split: Any, arguments: tuple[Any, ...], message: s
 
 
 def test_groups_are_the_units_of_row_scores() -> None:
-    groups = customers(300, 9)
+    groups = customers(150, 9)
     generator = np.random.default_rng(0)
-    labels, answers = (generator.random((2, 300)) < 0.4).astype(int)
+    labels, answers = (generator.random((2, 150)) < 0.4).astype(int)
     task = Task("files", "classification", ("text",), ("no", "yes"), "matthews_correlation", "")
     score = task.type.metrics["matthews_correlation"].score
-    found = row_scores(task, np.eye(2)[answers], labels, rows_with(texts(300), groups))
+    found = row_scores(task, np.eye(2)[answers], labels, rows_with(texts(150), groups))
     names = dict.fromkeys(groups)
     without = [score(labels[keep], np.eye(2)[answers][keep]) for name in names for keep in [np.array(groups) != name]]
     expected = len(names) * score(labels, np.eye(2)[answers]) - (len(names) - 1) * np.array(without)
