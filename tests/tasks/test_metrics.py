@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 import sklearn.metrics as skm
 from datasets import Dataset
+from scipy.special import softmax
+from sklearn.metrics import precision_recall_fscore_support
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.error_analysis import best_temperature, calibration, error_analysis, remarks
 from attendrop.tasks.metrics import RowScores, compute_scores, constant_scores, label_mapping, row_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.table import read_table
 from attendrop.tasks.types.base import row_array
-from attendrop.tasks.types.token_classification import TokenClassification
+from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
 from attendrop.tasks.types.translation import WrittenText
 
 OWN_CLASSES = Task(
@@ -29,10 +33,6 @@ OWN_CLASSES = Task(
 TWO_CLASSES = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "", OWN_CLASSES.other_metrics)
 MULTI_LABEL = Task("files", "multi-label-classification", ("text",), ("a", "b", "c"), "f1_micro", "")
 OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse", "rmse", "mae"))
-
-# Two true positives, one false positive, one false negative, one true negative.
-LABELS = np.array([1, 1, 0, 1, 0])
-LOGITS = np.array([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0]], dtype=np.float32)
 
 
 BINARY = {"f1": skm.f1_score, "precision": skm.precision_score, "recall": skm.recall_score}
@@ -66,15 +66,13 @@ def test_labels_that_training_lacks_are_wrong(task: Task) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("names", "error"), [("mse neg_mse neg-mean-squared-error", -9.0), ("mae neg_mae neg_mean_absolute_error", -1.5)]
-)
-def test_models_are_selected_by_the_least_error(names: str, error: float) -> None:
+def test_models_are_selected_by_the_least_error() -> None:
     predictions, labels = np.array([[1.0], [2.0], [3.0], [10.0]]), np.array([1.0, 2.0, 3.0, 4.0])
-    for name in names.split():
-        task = with_metric(OWN_NUMBERS, name)
-        assert task.metric == names.split()[-1].replace("-", "_")
-        assert compute_scores(task, predictions, labels)[task.metric] == pytest.approx(error)
+    for names, error in (("mse neg_mse neg-mean-squared-error", -9.0), ("mae neg_mae neg_mean_absolute_error", -1.5)):
+        for name in names.split():
+            task = with_metric(OWN_NUMBERS, name)
+            assert task.metric == names.split()[-1].replace("-", "_")
+            assert compute_scores(task, predictions, labels)[task.metric] == pytest.approx(error)
 
 
 def write_predictions(path: Path, task: Task, index: list[int], outputs: np.ndarray[Any, Any]) -> None:
@@ -83,8 +81,7 @@ def write_predictions(path: Path, task: Task, index: list[int], outputs: np.ndar
 
 
 def test_what_cannot_be_scored() -> None:
-    broken = LOGITS.copy()
-    broken[1, 0] = np.nan
+    broken = np.where(np.arange(10).reshape(5, 2) == 2, np.nan, 1.0)
     with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows"):
         write_predictions(Path("out.tsv"), get_task("rte"), [*range(5)], broken)
     with pytest.raises(AttendropError, match="there are no rows to score"):
@@ -105,28 +102,20 @@ def test_lists_and_objects_are_json_in_tables_and_lines_of_text(tmp_path: Path) 
     assert written == {"answers": finite, "sure": None, "predicted_labels": ["a", "c"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "logits", "answers"),
-    [
-        ("cola", [[0, 1], [1, 0]], ["1", "0"]),
+def test_submission(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.tsv"
+    for name, logits, answers in (
         ("mnli", [[0, 1, 0], [0, 0, 1]], ["neutral", "contradiction"]),
         ("stsb", [[5.2], [-0.1]], ["5.000", "0.000"]),
-    ],
-)
-def test_submission(name: str, logits: list[object], answers: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "new" / "out.tsv"
-    write_predictions(path, get_task(name), [0, 7], np.array(logits))
-    assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
-    assert [file.name for file in path.parent.iterdir()] == ["out.tsv"]
+    ):
+        write_predictions(path, get_task(name), [0, 7], np.array(logits))
+        assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
 
 
 def test_own_predictions(tmp_path: Path) -> None:
     logits = np.log([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]])
     write_predictions(tmp_path / "a.csv", OWN_CLASSES, [0, 1], logits)
     assert (tmp_path / "a.csv").read_text() == 'index,label,probability\n0,"b, c",0.7\n1,a,0.5\n'
-    write_predictions(tmp_path / "a.jsonl", OWN_CLASSES, [0, 1], logits)
-    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert lines[0] == {"index": 0, "label": "b, c", "probability": 0.7}
     write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, [0, 1], np.array([[1.25], [-3.0]]))
     assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
     write_predictions(tmp_path / "a.TXT", OWN_CLASSES, [0, 1], logits)
@@ -161,33 +150,23 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 2.0)
 
 
-# Models of other tasks, and groups of rows ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("task", "trained_on", "reading"),
-    [
+def test_classes_of_a_model_are_read_by_their_names() -> None:
+    for task, trained_on, reading in (
         ("hans", "mnli", [0, 1, 1]),
-        ("hans", "rte", [0, 1]),
         ("hans", "hans", None),
         ("pawsx", "mrpc", [0, 1]),
         ("wnli", "rte", [1, 0]),  # the same names in another order
         ("rte", "mrpc", None),  # a task without readings leaves the decision to the user, with a warning
-    ],
-)
-def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, reading: list[int] | None) -> None:
-    assert label_mapping(get_task(task), get_task(trained_on).type) == reading
+    ):
+        assert label_mapping(get_task(task), get_task(trained_on).type) == reading
     turned = replace(get_task("mnli").type, label_names=("contradiction", "entailment", "neutral"))
     assert label_mapping(get_task("mnli"), turned) == [2, 0, 1]
 
 
-@pytest.mark.parametrize(("task", "trained_on"), [("pawsx", "mnli"), ("hans", "stsb")])
-def test_models_with_other_classes_are_refused(task: str, trained_on: str) -> None:
-    with pytest.raises(AttendropError, match=f"{task} scores models with the classes .* This model's are: "):
-        label_mapping(get_task(task), get_task(trained_on).type)
+def test_models_with_other_classes_are_refused() -> None:
+    with pytest.raises(AttendropError, match=r"pawsx scores models with the classes .* This model's are: "):
+        label_mapping(get_task("pawsx"), get_task("mnli").type)
 
-
-# Scores by row --------------------------------------------------------------------------------------------------------
 
 CLASSES, TAGS = ("no", "yes"), ("O", "B-PER", "I-PER")
 
@@ -217,15 +196,13 @@ CORRELATION = task("pearson", "regression", ())
 
 
 def correlation_scores(count: int) -> RowScores:
-    found = row_scores(CORRELATION, *correlated(count), rows_of([str(row) for row in range(count)]))
-    return found
+    return row_scores(CORRELATION, *correlated(count), rows_of([str(row) for row in range(count)]))
 
 
-@pytest.mark.parametrize("count", [99, 1000])
-def test_the_mean_of_the_values_is_the_score(count: int) -> None:
-    expected = compute_scores(CORRELATION, *correlated(count))["pearson"]
-    assert np.mean(correlation_scores(count).values) == pytest.approx(expected, abs=0.3 / count)
-    (outputs, labels), texts = drawn(count), [f"row {row}" for row in range(count)]
+def test_the_mean_of_the_values_is_the_score() -> None:
+    expected = compute_scores(CORRELATION, *correlated(99))["pearson"]
+    assert np.mean(correlation_scores(99).values) == pytest.approx(expected, abs=0.003)
+    (outputs, labels), texts = drawn(99), [f"row {row}" for row in range(99)]
     assert pairs(texts, texts).values.tolist() == (outputs.argmax(1) == labels).tolist()
 
 
@@ -251,24 +228,14 @@ def test_neighbours_in_running_text_are_one_block() -> None:
     assert found is not None and found.values == pytest.approx(-np.repeat(np.arange(10) % 2, 10))
 
 
-@pytest.mark.parametrize("metric", ["entity_f1", "accuracy"])
-def test_counts_of_rows_are_made_once_and_not_again_without_each_block(
-    metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So of 20,000 sentences they take seconds."""
-    tags, own = np.random.default_rng(0).integers(3, size=(2, 60, 4)), task(metric, "token-classification", TAGS)
+def test_values_of_entities_are_those_of_scores_without_each_block() -> None:
+    tags, own = np.random.default_rng(0).integers(3, size=(2, 60, 4)), task("entity_f1", "token-classification", TAGS)
     references, outputs = row_array(list(tags[0])), row_array(list(np.eye(3)[tags[1]]))
-    rows = Dataset.from_dict({"tokens": [[f"word {row}"] * 4 for row in range(60)]})
-    score = own.type.metrics[metric].score
+    score = own.type.metrics["entity_f1"].score
     without = [score(np.delete(references, row), np.delete(outputs, row)) for row in range(60)]
-    decoded: list[int] = []
-    decode = TokenClassification.decode
-    monkeypatch.setattr(
-        TokenClassification, "decode", lambda task_type, of: decoded.append(len(of)) or decode(task_type, of)
-    )
+    rows = Dataset.from_dict({"tokens": [[f"word {row}"] * 4 for row in range(60)]})
     found = row_scores(own, outputs, references, rows)
     assert found.values == pytest.approx(60 * score(references, outputs) - 59 * np.array(without))
-    assert len(decoded) == 3  # the score, twice, and the counts
 
 
 def test_values_are_read_as_they_were_written() -> None:
@@ -294,3 +261,76 @@ def test_a_score_that_is_undefined_without_a_row_is_that_of_all_rows() -> None:
     labels = np.array([0, 0, 0, 0, 0, 1])
     found = row_scores(task("cohen_kappa"), np.eye(2)[labels], labels, rows_of([*"abcdef"]))
     assert found.values.tolist() == [1.0] * 6
+
+
+ANSWERS = ("no", "perhaps", "yes")
+ANALYSED = files_task(["text"], Classification(ANSWERS))
+GENERATOR = np.random.default_rng(0)
+DRAWN = GENERATOR.normal(size=(200, 3)) * 3
+GOLD = GENERATOR.integers(0, 3, 200)
+ANALYSED_ROWS = Dataset.from_dict(
+    {"text": [f"row {number}" for number in range(200)], "label": GOLD.tolist(), "index": range(200)}
+)
+
+
+def test_classes_are_scored_as_by_scikit_learn() -> None:
+    found = error_analysis(ANALYSED, DRAWN, GOLD, ANALYSED_ROWS)
+    expected = np.array(precision_recall_fscore_support(GOLD, DRAWN.argmax(1)))
+    names = ("precision", "recall", "f1", "rows")
+    np.testing.assert_allclose([[row[name] for row in found["classes"]] for name in names], expected)
+    assert [row["predicted"] for row in found["classes"]] == np.bincount(DRAWN.argmax(1)).tolist()
+    assert sum(pair["rows"] for pair in found["confusions"]) == (DRAWN.argmax(1) != GOLD).sum()
+    unknown = error_analysis(replace(ANALYSED, unknown_names=("other",)), DRAWN, np.full(200, 3), ANALYSED_ROWS)
+    assert {pair["class"] for pair in unknown["confusions"]} == {"other"}
+
+
+def test_errors_begin_with_the_surest_and_have_their_nearest_training_row() -> None:
+    rows = Dataset.from_dict(
+        {"text": ["the cat sleeps", "a dog barks", "Where  is it"], "label": [0, 0, 2], "index": [0, 2, 5]}
+    )
+    train = Dataset.from_dict({"text": ["dogs bark", "where is it", "a cat sleeps"], "label": [0, 1, 1]})
+    logits, labels = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0, 5.0, 0.0]]), np.array([0, 0, 2])
+    found = error_analysis(ANALYSED, logits, labels, rows, train)
+    assert [(error["row"], error["class"], error["predicted"]) for error in found["errors"]] == [
+        (5, "yes", "perhaps"),  # as counted in the file, of which some rows were skipped
+        (0, "no", "perhaps"),
+    ]
+    assert found["errors"][0]["probability"] == pytest.approx(softmax(logits[2])[1])
+    assert [error["nearest"]["text"] for error in found["errors"]] == ["where is it", "a cat sleeps"]
+    assert found["errors"][0]["nearest"]["likeness"] == pytest.approx(1.0)
+    # The same text with another label: one of the two is wrong; also if a row before it agrees.
+    doubtful = "The text of 1 error is that of a training row with another label"
+    assert remarks(found)[-1].startswith(doubtful)
+    train = Dataset.from_dict({"text": ["where is it", "Where is it"], "label": [2, 1]})
+    assert remarks(error_analysis(ANALYSED, logits, labels, rows, train))[-1].startswith(doubtful)
+    many = error_analysis(ANALYSED, np.tile(logits[2], (21, 1)), np.full(21, 2), rows.select([2] * 21), train)
+    assert "The text of 20 errors of the 20 most confident ones is that of" in remarks(many)[-1]
+
+
+def test_the_calibration_error_is_the_distance_of_probability_and_accuracy() -> None:
+    logits = np.log(np.array([[0.75, 0.25]] * 4 + [[0.95, 0.05]] * 2))
+    found = calibration(logits, np.array([0, 0, 1, 1, 0, 0]))
+    bins = [(part["rows"], round(part["probability"], 6), part["accuracy"]) for part in found["bins"]]
+    assert bins == [(4, 0.75, 0.5), (2, 0.95, 1.0)]
+    assert found["error"] == pytest.approx((4 * 0.25 + 2 * 0.05) / 6)
+
+
+def test_the_temperature_of_overconfident_logits_is_found() -> None:
+    logits = GENERATOR.normal(size=(20_000, 4)) * 2
+    labels = (logits + GENERATOR.gumbel(size=logits.shape)).argmax(axis=1)  # drawn from the softmax
+    assert best_temperature(logits * 3.0, labels) == pytest.approx(3.0, rel=0.05)
+    logits, labels = np.array([[1.0, -1.0], [-1.0, 1.0]] * 9), np.array([0, 1] * 9)
+    # Of 18 rows, all right, the probability is 19 / 20: a few do not make a model sure.
+    assert softmax(logits / best_temperature(logits, labels), axis=1).max(axis=1) == pytest.approx(0.95, abs=1e-3)
+
+
+def test_labels_have_scores_of_their_own_and_numbers_have_none() -> None:
+    several, rows = files_task(["text"], MultiLabel(("a", "b"))), ANALYSED_ROWS.select([0, 1])
+    found = error_analysis(several, np.array([[2.0, -1.0], [1.0, 1.0]]), np.array([[1, 0], [0, 1]]), rows)
+    assert found == {
+        "classes": [
+            {"class": "a", "rows": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3)},
+            {"class": "b", "rows": 1, "predicted": 1, "precision": 1.0, "recall": 1.0, "f1": 1.0},
+        ]
+    }
+    assert error_analysis(files_task(["text"], Regression()), np.zeros((2, 1)), np.zeros(2), rows) is None

@@ -1,7 +1,5 @@
 """Named tasks: rows of their official files and of the hub, where files are found, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,33 +9,40 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.registry import GLUE, get_task, load_task, task_files
+from attendrop.tasks.registry import get_task, load_task, task_files
 
-# GLUE -----------------------------------------------------------------------------------------------------------------
-
-ROWS = {
-    "cola": ("CoLA/train.tsv", "src\t1\t\tIt works.\nsrc\t0\t*\tIt work.\n"),
-    "sst2": ("SST-2/train.tsv", "sentence\tlabel\nIt works. \t1\nIt fails. \t0\n"),
-    "mrpc": ("MRPC/train.tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t5\t6\tA\tB\n0\t7\t8\tC\tD\n"),
+# Files of the official formats, and their labels.
+ROWS: dict[str, tuple[str, str, list[float]]] = {
+    "cola": ("CoLA/train.tsv", "src\t1\t\tIt works.\nsrc\t0\t*\tIt work.\n", [1, 0]),
+    "sst2": ("SST-2/train.tsv", "sentence\tlabel\nIt works. \t1\nIt fails. \t0\n", [1, 0]),
+    "mrpc": (
+        "MRPC/train.tsv",
+        "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t5\t6\tA\tB\n0\t7\t8\tC\tD\n",
+        [1, 0],
+    ),
     "stsb": (
         "STS-B/train.tsv",
         "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
         "0\tg\tf\ty\t1\ts\ts\tA\tB\t5.000\n1\tg\tf\ty\t1\ts\ts\tC\tD\t0.25\n",
+        [5.0, 0.25],
     ),
     "qqp": (
         "QQP/train.tsv",
         "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n8\t1\t2\tA\tB\t1\n9\t3\t4\tC\tD\t0\n",
+        [1, 0],
     ),
     "mnli": (
         "MNLI/train.tsv",
         "index\tpromptID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n"
         "0\tp\tg\tA\tB\tx\tcontradiction\n1\tp\tg\tC\tD\tx\tentailment\n",
+        [2, 0],
     ),
-    "qnli": ("QNLI/train.tsv", "index\tquestion\tsentence\tlabel\n0\tA\tB\tnot_entailment\n1\tC\tD\tentailment\n"),
-    "rte": ("RTE/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA\tB\tnot_entailment\n1\tC\tD\tentailment\n"),
-    "wnli": ("WNLI/train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA\tB\t1\n1\tC\tD\t0\n"),
+    "rte": (
+        "RTE/train.tsv",
+        "index\tsentence1\tsentence2\tlabel\n0\tA\tB\tnot_entailment\n1\tC\tD\tentailment\n",
+        [1, 0],
+    ),
 }
-LABELS = {"cola": [1, 0], "sst2": [1, 0], "mrpc": [1, 0], "stsb": [5.0, 0.25], "qqp": [1, 0], "mnli": [2, 0]}
 
 RTE_HEADER = "index\tsentence1\tsentence2\tlabel\n"
 
@@ -58,12 +63,13 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
     return write_file
 
 
-@pytest.mark.parametrize("name", GLUE)
+@pytest.mark.parametrize("name", ROWS)
 def test_official_format(name: str, write: Callable[[str, str], Path]) -> None:
-    path = write(*ROWS[name])
+    file, text, labels = ROWS[name]
+    path = write(file, text)
     data = load_task(name, data_dir=path.parents[2], splits=["train"])
     train = data.splits["train"]
-    assert train["label"] == LABELS.get(name, [1, 0])
+    assert train["label"] == labels
     assert train["index"] == ([8, 9] if name == "qqp" else [0, 1])
     assert ("text_pair" in train.column_names) == (len(data.task.text_columns) == 2)
     assert data.source == f"local folder {path.parent}"
@@ -90,15 +96,13 @@ def test_environment_then_hub(
     def no_network(*args: Any, **options: Any) -> Dataset:
         raise ConnectionError("no network\nand much more")
 
-    write(*ROWS["rte"])
+    write(*ROWS["rte"][:2])
     monkeypatch.setattr("datasets.load_dataset", no_network)
     monkeypatch.setenv("HOME", str(tmp_path))
     for root in (str(tmp_path), "~/glue"):  # as from a file of variables, which no shell reads
         monkeypatch.setenv("ATTENDROP_DATA", root)
         assert load_task("rte", splits=["train"]).source == f"local folder {tmp_path / 'glue' / 'RTE'}"
-    with pytest.raises(
-        AttendropError, match=r"wnli is not in a local folder, .* hub failed \(ConnectionError: no network"
-    ):
+    with pytest.raises(AttendropError, match=r"wnli is not in a local folder, .* hub failed \(ConnectionError: no net"):
         load_task("wnli", splits=["train"])
 
 
@@ -106,8 +110,6 @@ BAD_FILES = [
     (RTE_HEADER + "0\tA\tB\tentailment\n" * 19 + "19\tA\tentailment\n", "line 21: 3 fields instead of 4; 1 of 20 rows"),
     (RTE_HEADER + "0\tA\tB\tentailment\n1\tA\t \tentailment\n", "train.tsv, line 3: an empty text or label"),
     (RTE_HEADER + "0\tA\tB\tEntailment\n", "train.tsv, line 2: the label 'Entailment' is not one of entailment"),
-    (RTE_HEADER, "train.tsv has no rows."),
-    ("index\tsentence1\tsentence2\n0\tA\tB\n", "train.tsv has no column 'label'; its header is 'index', 'sent"),
 ]
 
 
@@ -119,12 +121,6 @@ def test_bad_file(text: str, message: str, write: Callable[[str, str], Path]) ->
     assert message in str(caught.value)
 
 
-def test_bad_score(write: Callable[[str, str], Path]) -> None:
-    path = write("STS-B/train.tsv", ROWS["stsb"][1].replace("0.25", "high"))
-    with pytest.raises(AttendropError, match="line 3: the label 'high' is not a finite number"):
-        load_task("stsb", data_dir=path.parents[2], splits=["train"])
-
-
 def test_a_few_broken_rows_are_left_out(write: Callable[[str, str], Path]) -> None:
     rows = [f"{i}\tA\tB\tentailment\n" for i in range(2000)]
     rows[7], rows[9] = "7\tA\tB\n", "9\t\tB\tentailment\n"
@@ -132,34 +128,21 @@ def test_a_few_broken_rows_are_left_out(write: Callable[[str, str], Path]) -> No
     with pytest.warns(UserWarning, match="skipped 2 broken rows of 2000, the first at line 9: 3 fields instead of 4"):
         train = load_task("rte", data_dir=path.parents[2], splits=["train"]).splits["train"]
     assert len(train) == 1998 and train["index"][7] == 8
-    write(
-        "RTE/test.tsv",
-        "index\tsentence1\tsentence2\n" + "".join(rows).replace("\tentailment", "").replace("7\tA\tB", "7\tA", 1),
-    )
-    with pytest.raises(AttendropError, match=r"test\.tsv, line 9: 2 fields instead of 3"):
+    write("RTE/test.tsv", "index\tsentence1\tsentence2\n" + "0\tA\tB\n" * 1999 + "7\tA\n")
+    with pytest.raises(AttendropError, match=r"test\.tsv, line 2001: 2 fields instead of 3"):
         load_task("rte", data_dir=path.parents[2], splits=["test"])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("rtee", {}, "there is no task 'rtee'; did you mean 'rte'?"),
-        ("rte", {"splits": ["tran"]}, "rte has no split 'tran'; did you mean 'train'?"),
-        ("rte", {"splits": ["test"]}, "has no file of rte test, such as 'test.tsv'."),
-        ("sst2", {}, "holds neither 'glue/SST-2' nor 'SST-2', nor a file such as 'train.tsv'; name"),
-        ("rte", {"data_dir": "nowhere"}, "the data folder 'nowhere' does not exist; name"),
-    ],
-)
-def test_bad_request(
-    name: str, options: dict[str, object], message: str, write: Callable[[str, str], Path], tmp_path: Path
-) -> None:
-    write(*ROWS["rte"])
-    with pytest.raises(AttendropError) as caught:
-        load_task(name, **{"data_dir": tmp_path} | options)  # type: ignore[arg-type]
-    assert message in str(caught.value)
+def test_bad_request(write: Callable[[str, str], Path], tmp_path: Path) -> None:
+    write(*ROWS["rte"][:2])
+    for options, message in (
+        ({"splits": ["tran"]}, r"rte has no split 'tran'; did you mean 'train'\?"),
+        ({"splits": ["test"]}, r"has no file of rte test, such as 'test\.tsv'"),
+        ({"data_dir": "nowhere"}, "the data folder 'nowhere' does not exist"),
+    ):
+        with pytest.raises(AttendropError, match=message):
+            load_task("rte", **{"data_dir": tmp_path} | options)  # type: ignore[arg-type]
 
-
-# Others ---------------------------------------------------------------------------------------------------------------
 
 HANS = "hans/heuristics_evaluation_set.txt"
 HANS_HEADER = "gold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate\n"
@@ -169,17 +152,12 @@ PAWSX_ROWS = [
     {"text": "c .", "text_pair": "d .", "label": 0, "index": 1},
 ]
 IMDB_ROWS = [{"text": f"a {label} film<br />", "label": n, "index": n} for n, label in enumerate(("neg", "pos"))]
-IMDB_LINES = "".join(f'{{"text": "a {label} film<br />", "label": "{label}"}}\n' for label in ("neg", "pos"))
 SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
     '0,a-1,7,They look up. She,They look up.,She,gold,"smiles, then leaves.",sings.,runs.,sits.,2\n'
 )
-SWAG_ROW = {
-    "question": "They look up.",
-    "choices": ["She smiles, then leaves.", "She sings.", "She runs.", "She sits."],
-    "label": 2,
-    "index": 0,
-}
+SWAG_CHOICES = ["She smiles, then leaves.", "She sings.", "She runs.", "She sits."]
+SWAG_ROW = {"question": "They look up.", "choices": SWAG_CHOICES, "label": 2, "index": 0}
 
 
 def arc(number: int, key: str, labels: str) -> str:
@@ -210,13 +188,8 @@ LOCAL: list[tuple[str, dict[str, str], str, list[dict[str, Any]]]] = [
           "label": 1, "index": 0}],
     ),
     ("pawsx", {"pawsx/dev-en.tsv": "a b .\tb a .\t1\r\nc .\td .\t0\r\n"}, "dev", PAWSX_ROWS),
-    ("imdb", {"aclImdb/test.jsonl": IMDB_LINES}, "dev", IMDB_ROWS),
     ("imdb", {f"aclImdb/train/{of}/0_3.txt": f"a {of} film<br />" for of in ("neg", "pos")}, "train", IMDB_ROWS),
     ("swag", {"swag/val.csv": SWAG}, "dev", [SWAG_ROW]),
-    (
-        "swag", {"swag/test.csv": SWAG.replace(",label", "").replace(",2\n", "\n")}, "test",
-        [{name: value for name, value in SWAG_ROW.items() if name != "label"}],
-    ),
     (
         "arc", {f"ARC-V1-Feb2018-2/ARC-{name}/ARC-{name}-Dev.jsonl": ARC for name in ("Easy", "Challenge")}, "dev",
         [row | {"index": n} for n, row in enumerate(ARC_ROWS * 2)],
@@ -261,12 +234,7 @@ def test_official_files(
     [
         ("hans", {HANS: HANS_HEADER + "entailment\ta\n"}, "line 2: 2 fields instead of 8"),
         ("pawsx", {"pawsx/dev-en.tsv": "a\tb\t2\n"}, "line 1: the label '2' is not one of 0, 1"),
-        (
-            "swag",
-            {"swag/val.csv": SWAG.replace(",2\n", ",4\n")},
-            "line 2: the label '4' is none of the 4 choices, from",
-        ),
-        ("arc-easy", {"arc/notes.txt": ""}, r"no file of arc-easy dev, such as '\*\*/ARC-Easy-Dev.jsonl'"),
+        ("swag", {"swag/val.csv": SWAG.replace(",2\n", ",4\n")}, "line 2: the label '4' is none of the 4 choices"),
         ("conll2003", {"conll2003/eng.testa": "a I-GPE\n"}, "line 1: the tag 'B-GPE' is not among"),
         ("ud", {"UD_German-GSD/de_gsd-ud-dev.conllu": UD}, "name a folder that has one"),
     ],
@@ -345,10 +313,7 @@ def test_mismatched_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     splits = load_task("mnli", splits=["dev", "test"]).splits
-    assert {name: rows["text"][0] for name, rows in splits.items()} == {
-        "dev": "validation_matched",
-        "test": "test_matched",
-        "dev_mismatched": "validation_mismatched",
-        "test_mismatched": "test_mismatched",
-    }
+    found = {name: rows["text"][0].replace("validation", "dev") for name, rows in splits.items()}
+    mismatched = {name: name for name in ("dev_mismatched", "test_mismatched")}
+    assert found == {"dev": "dev_matched", "test": "test_matched"} | mismatched
     assert splits["dev"]["label"] == [2] and "label" not in splits["test_mismatched"].column_names

@@ -1,10 +1,9 @@
 """Samples and held-out splits, also of rows unlike the others; rows that belong together; how long inputs may be."""
 
-import json
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,12 @@ import torch
 import transformers as hf
 from datasets import Dataset
 from helpers import tiny
-from helpers.command_line import Captured
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.studies.answer import answer
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.inspection import inspect_files
@@ -40,9 +35,10 @@ from attendrop.tasks.splits import (
     merged,
     near_duplicates,
     subset,
+    text_vectorizer,
 )
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, fit_tokenizer
-from attendrop.tasks.types.classification import Classification, Regression
+from attendrop.tasks.types.classification import Classification
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
@@ -57,109 +53,79 @@ def rows(labels: list[int] | list[float], texts: list[int] | None = None) -> Dat
     return Dataset.from_dict({"text": [f"row {i}" for i in texts or indices], "label": labels, "index": indices})
 
 
-class TestFewShot:
-    def test_k_of_every_class_in_order(self) -> None:
-        data = rows([0, 1, 2] * 20)
-        sample = few_shot(data, classes(3), 5, seed=0)
-        assert Counter(sample["label"]) == {0: 5, 1: 5, 2: 5}
-        assert sample["index"] == sorted(sample["index"])
-        assert sample["index"] == few_shot(data, classes(3), 5, seed=0)["index"]
-        assert sample["index"] != few_shot(data, classes(3), 5, seed=1)["index"]
-        assert set(sample["index"]) < set(few_shot(data, classes(3), 9, seed=0)["index"])
-
-
-class TestHoldOut:
-    @pytest.mark.parametrize(
-        ("labels", "fraction", "held"),
-        [
-            ([0] * 80 + [1] * 20, 0.1, {0: 8, 1: 2}),
-            ([0, 1] * 5, 0.1, {0: 1, 1: 1}),  # as many rows as classes
-            ([0, 1] * 50 + [2], 0.1, {0: 5, 1: 5}),  # a class of one row stays
-            ([0, 1] * 50, 0.29, {0: 15, 1: 14}),  # 29 rows, though 100 * 0.29 is 28.999999999999996
-        ],
-    )
-    def test_stratified(self, labels: list[int], fraction: float, held: dict[int, int]) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            kept, out = hold_out(rows(labels), classes(3), fraction, seed=0)
-        assert out is not None and sorted(Counter(out["label"]).values()) == sorted(held.values())
-        assert set(out["label"]) == set(held) and len(kept) + len(out) == len(labels)
-
-    @pytest.mark.parametrize(
-        ("task", "labels", "fraction", "seed", "held"),
-        [
-            (classes(3), [0, 1, 1, 2] * 8, 0.25, 0, [3, 5, 7, 9, 10, 14, 16, 20]),
-            (REGRESSION, [0.5] * 20, 0.25, 0, [0, 10, 14, 16, 18]),
-        ],
-    )
-    def test_the_same_rows_in_every_version(
-        self, task: Task, labels: list[int], fraction: float, seed: int, held: list[int]
-    ) -> None:
-        """As long as no text repeats: published scores are of these rows."""
-        out = hold_out(rows(labels), task, fraction, seed)[1]
-        assert out is not None and out["index"][:] == held
-
-    @pytest.mark.parametrize(
-        ("texts", "count", "fraction", "held"),
-        [
-            ([*range(60)] * 4, 10, 0.25, [4, 4, 4, 4, 4, 8, 8, 8, 8, 8]),
-            ([*range(140), *[140] * 100], 2, 0.25, [17, 43]),  # no text of a hundred rows for sixty
-            ([*range(4)] * 5, 2, 0.1, [5, 5]),  # at least one text of each class
-            ([*range(12)] * 5, 1, 0.1, [10]),  # five of the six wanted rows are not enough
-        ],
-    )
-    def test_repeated_texts_do_not_add_rows(
-        self, texts: list[int], count: int, fraction: float, held: list[int]
-    ) -> None:
-        kept, out = hold_out(rows([text % count for text in texts], texts), classes(count), fraction, seed=0)
-        assert out is not None and sorted(Counter(out["label"]).values()) == held
-        assert not set(kept["text"]) & set(out["text"]) and len(kept) + len(out) == len(texts)
-
-    def test_a_text_of_each_class_stays_in_training(self) -> None:
-        texts = [0, 1, 2, 3, 4] * 2 + [5, 6] * 5  # of the second class, 0.7 of the rows would be both texts
-        kept, out = hold_out(rows([0] * 10 + [1] * 10, texts), classes(2), 0.7, seed=0)
-        assert out is not None and {*kept["label"][:]} == {*out["label"][:]} == {0, 1}
-
-    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2), st.floats(0.01, 0.99))
-    def test_a_text_is_in_one_part(self, data: list[tuple[int, int]], fraction: float) -> None:
-        """Also if its rows have several classes."""
-        texts, labels = map(list, zip(*data, strict=True))
-        assume(len(set(texts)) > 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            kept, out = hold_out(rows(labels, texts), classes(3), fraction, seed=0)
-        assert out is not None and not set(kept["text"][:]) & set(out["text"][:])
-        of_kept, of_held = kept["index"][:], out["index"][:]
-        assert of_kept and of_held and sorted(of_kept + of_held) == list(range(len(labels)))
-        assert of_kept == sorted(of_kept) and of_held == sorted(of_held)
+def test_few_shots_are_k_of_every_class_in_order() -> None:
+    data = rows([0, 1, 2] * 20)
+    sample = few_shot(data, classes(3), 5, seed=0)
+    assert Counter(sample["label"]) == {0: 5, 1: 5, 2: 5}
+    assert sample["index"] == sorted(sample["index"])
+    assert sample["index"] == few_shot(data, classes(3), 5, seed=0)["index"]
+    assert sample["index"] != few_shot(data, classes(3), 5, seed=1)["index"]
+    assert set(sample["index"]) < set(few_shot(data, classes(3), 9, seed=0)["index"])
 
 
 @pytest.mark.parametrize(
-    ("sample", "message"),
+    ("labels", "fraction", "held"),
     [
-        (lambda: few_shot(rows([0, 1]), classes(2), 0, seed=0), "the number of shots must be at least 1, not 0"),
-        (lambda: subset(rows([0, 1]), 0, seed=0), "the number of rows must be at least 1, not 0"),
-        (lambda: hold_out(rows([0, 1]), classes(2), 1, seed=0), "at least 0 and below 1, not 1"),
-        (lambda: hold_out(rows([0]), classes(2), 0.1, seed=0), "1 row cannot be split"),
-        (lambda: hold_out(rows([0, 1], [5, 5]), classes(2), 0.1, seed=0), "2 rows of the same text cannot be split"),
+        ([0] * 80 + [1] * 20, 0.1, {0: 8, 1: 2}),
+        ([0, 1] * 5, 0.1, {0: 1, 1: 1}),  # as many rows as classes
+        ([0, 1] * 50 + [2], 0.1, {0: 5, 1: 5}),  # a class of one row stays
+        ([0, 1] * 50, 0.29, {0: 15, 1: 14}),  # 29 rows, though 100 * 0.29 is 28.999999999999996
     ],
 )
-def test_what_cannot_be_sampled(sample: Callable[[], Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        sample()
+def test_held_out_rows_are_stratified(labels: list[int], fraction: float, held: dict[int, int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept, out = hold_out(rows(labels), classes(3), fraction, seed=0)
+    assert sorted(Counter(out["label"]).values()) == sorted(held.values())
+    assert set(out["label"]) == set(held) and len(kept) + len(out) == len(labels)
 
 
-# Shift ----------------------------------------------------------------------------------------------------------------
+def test_the_same_rows_are_held_out_in_every_version() -> None:
+    """As long as no text repeats: published scores are of these rows."""
+    of_classes = hold_out(rows([0, 1, 1, 2] * 8), classes(3), 0.25, 0)[1]
+    assert of_classes["index"][:] == [3, 5, 7, 9, 10, 14, 16, 20]
+    assert hold_out(rows([0.5] * 20), REGRESSION, 0.25, 0)[1]["index"][:] == [0, 10, 14, 16, 18]
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "fraction", "held"),
+    [
+        ([*range(60)] * 4, 10, 0.25, [4, 4, 4, 4, 4, 8, 8, 8, 8, 8]),
+        ([*range(140), *[140] * 100], 2, 0.25, [17, 43]),  # no text of a hundred rows for sixty
+        ([*range(4)] * 5, 2, 0.1, [5, 5]),  # at least one text of each class
+        ([*range(12)] * 5, 1, 0.1, [10]),  # five of the six wanted rows are not enough
+    ],
+)
+def test_repeated_texts_do_not_add_rows(texts: list[int], count: int, fraction: float, held: list[int]) -> None:
+    kept, out = hold_out(rows([text % count for text in texts], texts), classes(count), fraction, seed=0)
+    assert sorted(Counter(out["label"]).values()) == held
+    assert not set(kept["text"]) & set(out["text"]) and len(kept) + len(out) == len(texts)
+
+
+def test_a_text_of_each_class_stays_in_training() -> None:
+    texts = [0, 1, 2, 3, 4] * 2 + [5, 6] * 5  # of the second class, 0.7 of the rows would be both texts
+    kept, out = hold_out(rows([0] * 10 + [1] * 10, texts), classes(2), 0.7, seed=0)
+    assert {*kept["label"][:]} == {*out["label"][:]} == {0, 1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2), st.floats(0.01, 0.99))
+def test_a_text_is_in_one_part(data: list[tuple[int, int]], fraction: float) -> None:
+    """Also if its rows have several classes."""
+    texts, labels = map(list, zip(*data, strict=True))
+    assume(len(set(texts)) > 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept, out = hold_out(rows(labels, texts), classes(3), fraction, seed=0)
+    assert not set(kept["text"][:]) & set(out["text"][:])
+    of_kept, of_held = kept["index"][:], out["index"][:]
+    assert of_kept and of_held and sorted(of_kept + of_held) == list(range(len(labels)))
+    assert of_kept == sorted(of_kept) and of_held == sorted(of_held)
+
 
 TASK = files_task(("text",), Classification(("card", "loan")))
 # Of each class, three ways to say it in the same words, and one in others.
 PHRASES = {
-    "card": (
-        "my card was lost at {}",
-        "lost my card at {}",
-        "the card was lost at {}",
-        "someone stole plastic near {}",
-    ),
+    "card": ("my card was lost at {}", "lost my card at {}", "the card was lost at {}", "someone took plastic near {}"),
     "loan": ("can i borrow money for {}", "borrow money for {}", "i borrow for {}", "what does credit cost in {}"),
 }
 PLACES = ("home", "work", "sea", "school", "church", "rome", "oslo", "paris")
@@ -178,20 +144,9 @@ def rows_of(phrases: dict[str, tuple[str, ...]] = PHRASES) -> Dataset:
 def test_the_group_that_is_unlike_the_others_is_held_out_of_each_class() -> None:
     kept, held = hold_out_like(rows_of(), TASK, 0.25, seed=0)
     assert sorted(kept["index"][:] + held["index"][:]) == list(range(64))
-    assert {text.rpartition(" ")[0] for text in held["text"]} == {
-        "someone stole plastic near",
-        "what does credit cost in",
-    }
+    unlike = {"someone took plastic near", "what does credit cost in"}
+    assert {text.rpartition(" ")[0] for text in held["text"]} == unlike
     assert held["label"][:].count(0) == held["label"][:].count(1) == 8
-
-
-def test_rows_of_the_same_text_are_on_one_side_and_numbers_are_one_class() -> None:
-    rows = rows_of()
-    doubled = Dataset.from_dict({name: rows[name][:] * 2 for name in rows.column_names})
-    numbers = doubled.remove_columns("label").add_column("label", [0.5] * len(doubled))
-    for data, task in ((doubled, TASK), (numbers, files_task(("text",), Regression()))):
-        kept, held = hold_out_like(data, task, 0.25, seed=0)
-        assert 0 < len(held) <= len(data) / 2 and not set(kept["text"]) & set(held["text"])
 
 
 def test_classes_of_too_few_texts_are_kept_and_refused_where_they_are_most() -> None:
@@ -201,18 +156,15 @@ def test_classes_of_too_few_texts_are_kept_and_refused_where_they_are_most() -> 
     assert set(held["label"]) == {1} and kept["label"][:].count(0) == 3
     with pytest.raises(AttendropError, match="only 0 of 2 classes have so many"):
         hold_out_like(few.select(range(4)), TASK, 0.25, seed=0)
+    signs = Dataset.from_dict({"text": ["?" * (1 + n) for n in range(10)], "label": [0, 1] * 5})
     with pytest.raises(AttendropError, match="texts that have words"):
-        hold_out_like(
-            Dataset.from_dict({"text": ["?" * (1 + n) for n in range(10)], "label": [0, 1] * 5}), TASK, 0.25, seed=0
-        )
+        hold_out_like(signs, TASK, 0.25, seed=0)
 
 
 @pytest.mark.parametrize(
     ("values", "fraction", "held"),
     [
-        (["2026-01"] * 4 + ["2026-03"] * 2 + ["2026-02"] * 4, 0.25, [4, 5]),
         (["2026-01"] * 4 + ["2026-03"] * 2 + ["2026-02"] * 4, 0.6, [4, 5, 6, 7, 8, 9]),
-        (["9"] * 8 + ["10"] * 2, 0.25, [8, 9]),
         (["2024-9-30"] * 4 + ["2024-10-02"] * 2 + [""] * 4, 0.25, [4, 5]),  # neither as text nor is a blank one last
         (["week 9"] * 4 + ["week 11"] * 2 + ["N/A"] * 2 + ["nan"] * 2, 0.25, [4, 5]),  # words for nothing are none
     ],
@@ -226,9 +178,7 @@ def test_the_last_values_of_a_column_are_held_out(values: list[str], fraction: f
     ("values", "message"),
     [
         (["28/09/2024", "30/11/2023", ""], r"such as '28/09/2024', whose order is not clear; write them as"),
-        (["May", "June"], "such as 'May', whose order is not clear"),
         (["1", "2", "soon"], "numbers such as '1', and 'soon', so that their order is not clear"),
-        (["2024-01-02", "2024-01-03", "Monday"], "dates such as '2024-01-02', and 'Monday', so that their order"),
         (["x"], "single value, 'x'"),
     ],
 )
@@ -245,9 +195,6 @@ def test_likeness_within_classes_and_between() -> None:
     assert class_likeness(rows_of().select([0, 4]), TASK) is None
 
 
-# The length of inputs ------------------------------------------------------------------------------------------------
-
-
 def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenizerBase) -> None:
     data = Dataset.from_dict({"text": ["a " * 40], "label": [0]})
     with pytest.warns(UserWarning, match="the maximum length 99 was lowered to the model's 32 tokens"):
@@ -255,32 +202,22 @@ def test_more_than_the_tokenizer_allows_is_lowered(tokenizer: PreTrainedTokenize
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert classes(2).type.length_limit(tokenizer, DEFAULT_MAX_LENGTH, ["text"]) == 32  # which nobody asked for
-    assert RunConfig.max_length == DEFAULT_MAX_LENGTH
     with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
         encode(data, classes(2), tokenizer, 2)
 
 
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [
+def test_a_model_has_so_many_positions(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, positions in (
         (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
         (hf.LlamaConfig(**SIZES, max_position_embeddings=20), 1000),
-    ],
-    ids=["roberta", "llama"],
-)
-def test_a_model_has_so_many_positions(
-    tokenizer: PreTrainedTokenizerBase, config: hf.PreTrainedConfig, positions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = hf.AutoModel.from_config(config)
-    monkeypatch.setattr(tokenizer, "model_max_length", 1000)
-    fit_tokenizer("a model", model, tokenizer)
-    assert tokenizer.model_max_length == positions
-    for length in (20, 21):
-        with pytest.raises((IndexError, RuntimeError)) if length > positions else nullcontext():
-            model(input_ids=torch.full((1, length), 5))
+    ):
+        model = hf.AutoModel.from_config(config)
+        monkeypatch.setattr(tokenizer, "model_max_length", 1000)
+        fit_tokenizer("a model", model, tokenizer)
+        assert tokenizer.model_max_length == positions
+        with pytest.raises((IndexError, RuntimeError)) if positions == 20 else nullcontext():
+            model(input_ids=torch.full((1, 21), 5))
 
-
-# Rows that belong together --------------------------------------------------------------------------------------------
 
 YES_NO = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "")
 WORDS = [f"{first}{second}" for first in "bcdfghkl" for second in ("abo", "emi", "iru", "osa", "uti", "ane", "elo")]
@@ -306,19 +243,15 @@ def customers(rows: int, largest: int, key: int = 0) -> list[str]:
     return found[:rows]
 
 
-# What belongs together -----------------------------------------------------------------------------------------------
-
 LONG = "the parcel with my order from last week has not arrived at the address that I gave you on the phone"
 
 
 @pytest.mark.parametrize(
     ("other", "same"),
     [
-        (LONG.upper() + " !!", True),
-        (LONG.replace(" ", "\n ") + "…", True),
+        (LONG.upper().replace(" ", "\n ") + "…", True),
         (LONG.replace("phone", "telephone"), True),
         (LONG.replace("parcel", "letter").replace("week", "month").replace("phone", "form"), False),
-        ("when do you open", False),
     ],
 )
 def test_texts_that_are_nearly_the_same_belong_together(other: str, same: bool) -> None:
@@ -328,14 +261,11 @@ def test_texts_that_are_nearly_the_same_belong_together(other: str, same: bool) 
 
 
 def test_signs_and_scripts_without_words_are_not_all_the_same() -> None:
-    assert near_duplicates([":-)", ":-(", "", "😀", "😡"]) == [0, 1, 2, 3, 4]
-    assert near_duplicates(["東京は大きい", "東京は大きい。", "大阪は古い"]) == [0, 0, 1]
+    assert near_duplicates([":-)", ":-(", "", "東京は大きい", "東京は大きい。", "大阪は古い"]) == [0, 1, 2, 3, 3, 4]
 
 
 def test_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in parts of a few rows, and where a term is in most texts."""
-    from attendrop.tasks.splits import text_vectorizer
-
     draw, some = random.Random(1), texts(60, words=8)
     some += [" ".join(["bane", *draw.sample(text.split(), 8)]) for text in some]
     some += [f"{text} {draw.choice(WORDS)}" for text in some]
@@ -351,13 +281,9 @@ def test_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_groups_join_by_way_of_a_third_row() -> None:
     assert merged("aabc", "xyyz") == [0, 0, 0, 1]
-    assert merged("abcabc") == [0, 1, 2, 0, 1, 2] and merged([]) == merged([], []) == []
     some = texts(9)
     found = groups_of(rows_with([*some, f"{some[3]}!"], ["a", "b", "", "", "c", "d", "e", "f", "a", "b"]), YES_NO)
     assert found == [0, 1, 2, 1, 3, 4, 5, 6, 0, 1]  # an empty value is no group
-
-
-# Splits --------------------------------------------------------------------------------------------------------------
 
 
 def parts_of(rows: Dataset, *parts: Dataset) -> list[set[int]]:
@@ -365,9 +291,7 @@ def parts_of(rows: Dataset, *parts: Dataset) -> list[set[int]]:
     return [{numbers[index] for index in part["index"]} for part in parts]
 
 
-@pytest.mark.parametrize(
-    ("kind", "largest", "classes"), [("given", 20, 2), ("given", 2, 1), ("nearly the same", 2, 2), ("both", 20, 2)]
-)
+@pytest.mark.parametrize(("kind", "largest", "classes"), [("given", 2, 1), ("nearly the same", 2, 2), ("both", 20, 2)])
 def test_every_split_keeps_groups_whole(kind: str, largest: int, classes: int) -> None:
     groups = customers(200, largest) if kind != "nearly the same" else None
     nearly = [f"{'oh ' * (n % 4)}{text}" for n, text in enumerate(sorted(texts(50) * 4))]
@@ -397,44 +321,43 @@ def test_large_groups_are_held_out_as_often_as_small_ones() -> None:
     assert 0.6 < held["large"] / held["small"] < 1.5  # 1.9 in the order of random rows
 
 
-def test_where_no_group_is_left_to_train_on_a_split_is_refused() -> None:
-    rows = rows_with(texts(40), ["a"] * 40)
-    for split, says in (
-        (lambda: hold_out(rows, YES_NO, 0.25, 0), "40 rows of the same group cannot be split"),
-        (lambda: hold_out_like(rows, YES_NO, 0.25, 0), "all rows belong to one"),
-        (lambda: hold_out_values(rows, "month", ["1", "2"] * 20, 0.25), "every group of group-column has rows among"),
-    ):
-        with pytest.raises(AttendropError, match=says):
-            split()
+FEW, ONE_GROUP = rows([0, 1]), rows_with(texts(40), ["a"] * 40)
 
 
-# Scores by row -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("split", "arguments", "message"),
+    [
+        (few_shot, (FEW, classes(2), 0, 0), "the number of shots must be at least 1, not 0"),
+        (subset, (FEW, 0, 0), "the number of rows must be at least 1, not 0"),
+        (hold_out, (FEW, classes(2), 1, 0), "at least 0 and below 1, not 1"),
+        (hold_out, (rows([0, 1], [5, 5]), classes(2), 0.1, 0), "2 rows of the same text cannot be split"),
+        (hold_out, (ONE_GROUP, YES_NO, 0.25, 0), "40 rows of the same group cannot be split"),
+        (hold_out_like, (ONE_GROUP, YES_NO, 0.25, 0), "all rows belong to one"),
+        (hold_out_values, (ONE_GROUP, "month", ["1", "2"] * 20, 0.25), "every group of group-column has rows among"),
+    ],
+)
+def test_what_cannot_be_split(split: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        split(*arguments)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "matthews_correlation"])
-def test_groups_are_the_units_of_row_scores(metric: str) -> None:
-    groups = customers(300, 9)
+def test_groups_are_the_units_of_row_scores() -> None:
+    groups = customers(150, 9)
     generator = np.random.default_rng(0)
-    labels, answers = (generator.random((2, 300)) < 0.4).astype(int)
-    task = Task("files", "classification", ("text",), ("no", "yes"), metric, "")
-    score = task.type.metrics[metric].score
-    found = row_scores(task, np.eye(2)[answers], labels, rows_with(texts(300), groups))
+    labels, answers = (generator.random((2, 150)) < 0.4).astype(int)
+    task = Task("files", "classification", ("text",), ("no", "yes"), "matthews_correlation", "")
+    score = task.type.metrics["matthews_correlation"].score
+    found = row_scores(task, np.eye(2)[answers], labels, rows_with(texts(150), groups))
     names = dict.fromkeys(groups)
     without = [score(labels[keep], np.eye(2)[answers][keep]) for name in names for keep in [np.array(groups) != name]]
     expected = len(names) * score(labels, np.eye(2)[answers]) - (len(names) - 1) * np.array(without)
     assert found.groups == len(names) < 100 and found.as_dict()["groups"] == len(names)
     assert found.by_unit == pytest.approx(expected)
-
-
-def test_near_duplicates_are_one_unit_and_other_rows_are_units_as_before() -> None:
-    outputs, labels = np.eye(2)[[0, 1] * 50], np.array([0, 1] * 50)
-    some = texts(100)
-    assert row_scores(YES_NO, outputs, labels, rows_with(some)).as_dict().keys() == {"rows", "data", "right"}
-    found = row_scores(YES_NO, outputs, labels, rows_with([*some[:98], f"{some[0]}!", f"{some[0]} ?"])).as_dict()
-    assert (found["groups"], found["together"]) == (98, [[0, 98, 99]])
-
-
-# From the file to the answer -----------------------------------------------------------------------------------------
+    some = texts(100)  # near duplicates are one unit
+    alike = row_scores(
+        YES_NO, np.eye(2)[labels[:100]], labels[:100], rows_with([*some[:98], f"{some[0]}!", f"{some[0]} ?"])
+    )
+    assert (alike.groups, alike.as_dict()["together"]) == (98, [[0, 98, 99]])
 
 
 def write(path: Path, groups: Sequence[str], column: str = "customer", key: int = 0) -> str:
@@ -447,10 +370,8 @@ def write(path: Path, groups: Sequence[str], column: str = "customer", key: int 
 
 
 def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
-    train, dev = (
-        write(tmp_path / "a.csv", ["x", "x", ""] * 9),
-        write(tmp_path / "b.csv", ["z", " z"] * 9, key=1),
-    )
+    train = write(tmp_path / "a.csv", ["x", "x", ""] * 9)
+    dev = write(tmp_path / "b.csv", ["z", " z"] * 9, key=1)
     options: dict[str, Any] = {"text_columns": ["text"], "label_column": "label", "eval_file": dev}
     assert GROUP not in load_files(train_file=train, **options).splits["dev"].column_names
     (tmp_path / "c.csv").write_text((tmp_path / "b.csv").read_text().replace("customer", "client"))
@@ -459,97 +380,42 @@ def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
             load_files(train_file=train, **(options | {"eval_file": file}), group_column="customer")
     found = load_files(train_file=train, **(options | {"eval_file": None}), group_column="customer")
     assert found.splits["train"][GROUP][:] == ["x", "x", ""] * 9
+    single = write(tmp_path / "d.csv", [str(n) for n in range(9)])
     with pytest.warns(UserWarning, match="has no value twice: no rows are grouped"):
-        load_files(train_file=write(tmp_path / "d.csv", [str(n) for n in range(9)]), **(options | {"eval_file": None}),
-                   group_column="customer")  # fmt: skip
+        load_files(train_file=single, **(options | {"eval_file": None}), group_column="customer")
 
 
 def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path) -> None:
     file, _ = write(tmp_path / "train.csv", customers(300, 20)), tiny.save_tiny_bert(tmp_path / "model")
+    with pytest.raises(AttendropError, match="group-column 'label' is the label column"):
+        tiny.config(tmp_path, train_file=file, group_column="label")
     own = {"eval_file": None, "train_file": file, "text_columns": ("text",), "group_column": "customer"}
     rewards = {"method": "attendout", "options": {"reward_data": "split"}}
     held = {"test_fraction": 0.25, "selection_fraction": 0.2}
     for shift in ({}, {"ood": True}):
         found = tiny.config(tmp_path, **own, **held, **rewards, **shift)
         parts = resolve_run(found).parts
-        named = [
-            parts.train,
-            parts.selection,
-            *parts.report.values(),
-            *([] if parts.reward is None else [parts.reward]),
-        ]
+        named = [parts.train, parts.selection, parts.reward, *parts.report.values()]
         assert len(named) == 4 + bool(shift)
         sets = [set(part[GROUP]) for part in named]
         assert sum(map(len, sets)) == len(set().union(*sets)) and min(map(len, named)) > 10
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"group_column": "label"}, "group-column 'label' is the label column"),
-        ({"task": "cola", "train_file": None, "group_column": "x"}, "group-column is for custom files"),
-    ],
-)
-def test_a_column_that_cannot_group_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    tiny.write_data(tmp_path)
-    with pytest.raises(AttendropError, match=says):
-        none = dict.fromkeys(("eval_file", "label_column"), None) | {"text_columns": ()} if "task" in change else {}
-        tiny.config(tmp_path, **(none | change))
-
-
-@pytest.mark.parametrize(
     ("column", "groups", "proposed"),
     [
-        ("customer", customers(200, 9), True),
         ("Kunde", customers(200, 9), True),
         ("id", [str(n) for n in range(200)], False),
-        ("language", ["en", "de"] * 100, False),
         ("customer", ["unknown"] * 150 + [str(n // 2) for n in range(50)], False),
         ("remark", customers(200, 9), False),
     ],
 )
 def test_inspect_proposes_and_compare_names_a_column_of_groups(
-    tmp_path: Path, capsys: Captured, column: str, groups: list[str], proposed: bool
+    tmp_path: Path, column: str, groups: list[str], proposed: bool
 ) -> None:
     file = write(tmp_path / "train.csv", groups, column)
     assert inspect_files(file, label_column="label").group_columns == [column] * proposed
-    assert cli.main(["inspect", file, "--label-column", "label"]) == 0
-    shown = capsys.readouterr().out
-    assert (f"With --group-column {column}, rows with the same" in shown) is proposed
-    assert (f"--label-column label --group-column {column}" in shown) is proposed
     options: dict[str, Any] = {"train_file": file, "text_columns": ["text"], "label_column": "label"}
     says = load_files(**options).looks_grouped
     assert says.startswith(f"Column {column!r} has {len(set(groups))} values in 200 rows") is proposed
     assert load_files(**options, group_column=column).looks_grouped == "" if proposed else says == ""
-
-
-def run(method: str, seed: int, right: np.ndarray, **more: Any) -> dict[str, Any]:
-    return {
-        "task": "files", "model": "m", "metric": "accuracy", "method": method, "seed": seed, "options": {},
-        "score": float(right.mean()), "train_seconds": 1.0, "data": {"rows": {"dev": len(right)}}, **more,
-    }  # fmt: skip
-
-
-def test_one_customer_who_differs_is_no_evidence_of_others() -> None:
-    """A method that is right on all 20 rows of two of 40 customers more than plain fine-tuning, with all seeds."""
-    names = [f"customer {row // 20}" for row in range(800)]
-    plain = np.random.default_rng(0).random(800) < 0.7
-    better = plain | (np.arange(800) < 40)
-
-    def found(rows: Dataset) -> Any:
-        every = []
-        for seed in range(5):
-            for method, right in (("finetune", plain), ("ad-drop", better)):
-                scores = row_scores(YES_NO, np.eye(2)[right.astype(int)], np.ones(800, dtype=int), rows)
-                kept = json.loads(json.dumps(scores.as_dict()))  # as it is kept in the run's folder
-                config = {"config": {"group_column": "customer"}} if GROUP in rows.column_names else {}
-                every.append(run(method, seed, right, row_scores=kept, **config))
-        return answer(every)
-
-    grouped, single = found(rows_with(texts(800), names)), found(rows_with(texts(800)))
-    assert single.use == "ad-drop" and grouped.verdict.why == "undecided"
-    assert (
-        "(800 rows of 40 groups)" in grouped.scored_on
-        and "groups of evaluation rows, by 'customer'," in grouped.holds_for
-    )
-    assert "groups" not in " ".join(single.lines())

@@ -52,7 +52,6 @@ DAMAGE: dict[str, Any] = {
     "truncated": lambda path: (path / "model.safetensors").write_bytes(b"weigh"),
     "missing below": lambda path: (path / "sub/file").unlink(),
     "manifest is not JSON": lambda path: (path / "attendrop_manifest.json").write_text("{"),
-    "manifest lists no hashes": lambda path: (path / "attendrop_manifest.json").write_text('{"files": ["x"]}'),
 }
 
 
@@ -88,23 +87,18 @@ def test_the_oldest_are_deleted_but_not_the_best_nor_what_is_none(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-best"]
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (FineTune(), r"from method 'ad-drop', not from 'finetune'"),
-        (ADDrop(p=0.5, layers=[0, 1]), r"made with p=0\.4, not p=0\.5"),
-        (ADDrop(p=0.4), r"made with layers=\[0, 1\], not layers='first'"),
-    ],
-)
-def test_a_checkpoint_of_another_method_is_refused(other: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(AttendropError, match=message):
-        load_state(checkpoint(tmp_path), other)
+def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    with pytest.raises(AttendropError, match=r"from method 'ad-drop', not from 'finetune'"):
+        load_state(folder, FineTune())
+    with pytest.raises(AttendropError, match=r"made with p=0\.4, not p=0\.5"):
+        load_state(folder, ADDrop(p=0.5, layers=[0, 1]))
 
 
-@pytest.mark.parametrize("value", [np.float64(1), {"rows": [np.arange(3)]}, {3: object()}])
-def test_a_state_that_could_not_be_read_again_is_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(AttendropError, match=r"could not be read again; keep tensors and plain values"):
-        save_method_state(tmp_path, {"mean": value}, {}, 0, 1)
+def test_a_state_that_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
+    for value in (np.float64(1), {"rows": [np.arange(3)]}, {3: object()}):
+        with pytest.raises(AttendropError, match=r"could not be read again"):
+            save_method_state(tmp_path, {"mean": value}, {}, 0, 1)
     state: dict[str, Any] = {"a": [1, (2.0, None)], "b": {3: torch.ones(2)}, "c": "text"}
     save_method_state(tmp_path, state, {}, 0, 1)
     found, _ = load_method_state(tmp_path, 0, 1)

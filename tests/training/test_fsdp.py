@@ -1,7 +1,5 @@
 """A model that FSDP2 (``fully_shard``) divides among processes is trained as one process trains the whole model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import cache, partial
@@ -70,9 +68,6 @@ def test_processes_take_another_factor_together(divided: Any, monkeypatch: pytes
     assert first_finite(lambda factor: asked.append(factor) or factor, divided) == asked[1]  # type: ignore[func-returns-value]
     asked.clear()
     assert first_finite(lambda factor: asked.append(factor) or factor, zoo.build("bert")) == asked[0]  # type: ignore[func-returns-value]
-
-
-# --- Two processes
 
 
 def _alone(folder: Path) -> None:

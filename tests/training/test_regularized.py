@@ -1,7 +1,5 @@
 """Trainers of other packages that take a regularizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +47,24 @@ def test_which_class_it_is(tmp_path: Path) -> None:
         regularized(torch.nn.Linear)  # type: ignore[arg-type]
 
 
-def of_trl(folder: Path, name: str, regularizer: Any, **options: Any) -> Any:
+def of_trl(folder: Path, name: str, regularizer: Any) -> Any:
     """A trainer of TRL that has trained a tiny Llama on eight sentences, or pairs of them."""
     trl = pytest.importorskip("trl")
     tiny.save_tiny_llama(folder / "model")
     torch.manual_seed(0)  # for the head of a reward model
     kind, head = (AutoModelForSequenceClassification, {"num_labels": 1}) if name == "Reward" else (LanguageModel, {})
-    rows = [
-        {"text": tiny.sentence(number)}
-        if name == "SFT"
-        else {side: tiny.sentence(number + more) for side, more in (("prompt", 0), ("chosen", 3), ("rejected", 5))}
-        for number in range(8)
-    ]
+    rows = []
+    for number in range(8):
+        sides = {"text": number} if name == "SFT" else {"prompt": number, "chosen": number + 3, "rejected": number + 5}
+        rows.append({side: tiny.sentence(of) for side, of in sides.items()})
+    arguments = ARGUMENTS | {"learning_rate": 1e-2, "logging_steps": 1, "bf16": False, "save_strategy": "no"}
     trainer = regularized(getattr(trl, f"{name}Trainer"))(
         model=kind.from_pretrained(folder / "model", attention_dropout=0.1, **head),
-        args=getattr(trl, f"{name}Config")(
-            **ARGUMENTS, output_dir=str(folder / "run"), learning_rate=1e-2, logging_steps=1, bf16=False,
-            save_strategy="no", **options,
-        ),
+        args=getattr(trl, f"{name}Config")(output_dir=str(folder / "run"), **arguments),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         regularizer=regularizer,
-    )  # fmt: skip
+    )
     trainer.train()
     return trainer
 
@@ -81,7 +75,7 @@ IN_ALL = [
     Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
     ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
 ]  # fmt: skip
-WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", ADDrop()), ("Reward", RDrop()), ("Reward", COPYING)]
+WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", RDrop()), ("Reward", COPYING)]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +102,8 @@ def test_methods_act_in_trainers_of_trl(name: str, method: Any, tmp_path: Path) 
         ("SFT", UniDrop(token=0), "never ran its last projection"),  # nor does it call the head
         ("DPO", ADDrop(), "target='pseudo_label' has none to read: set target='loss'"),
         ("Reward", ADDrop(target="gold_label"), "declare_output"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("SFT", COPYING, "The forward pass of LlamaForCausalLM was replaced"),
-                ("DPO", RECORDED, "made 8 rows of 4"),
-                ("DPO", RDrop(), "returns no logits .* cannot be compared"),
-                ("Reward", RECORDED, "made 8 rows of 4"),
-            )
-        ),
+        pytest.param("SFT", COPYING, "The forward pass of LlamaForCausalLM was replaced", marks=pytest.mark.slow),
+        pytest.param("DPO", RECORDED, "made 8 rows of 4", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_act_in_trainers_of_trl(name: str, method: Any, message: str, tmp_path: Path) -> None:
@@ -162,7 +149,7 @@ def test_sentence_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [ALWAYS, Mixout(), LayerDrop(p=0.5), R3F(), L2SP(), RDrop()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [ALWAYS, Mixout(), R3F()], ids=lambda m: m.name)
 def test_lightning_fabric(method: Any) -> None:
     """On one device, training is that of the model itself."""
     library = pytest.importorskip("lightning_fabric")

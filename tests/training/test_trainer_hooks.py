@@ -1,7 +1,5 @@
 """The private parts of ``transformers.Trainer`` that the library relies on are those of the installed version."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Linear models of fixed features as weights of a linear layer: those of scikit-learn on scaled features."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from attendrop.tasks.types import linear_models
-from attendrop.tasks.types.linear_models import (
-    LinearFit,
-    fit_logistic_regression,
-    fit_ridge_regression,
-    self_trained,
-)
+from attendrop.tasks.types.linear_models import LinearFit, fit_logistic_regression, fit_ridge_regression, self_trained
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(5, 8))
@@ -48,10 +41,8 @@ def test_strength_is_what_predicts_other_groups_best() -> None:
     labels, numbers = ([*np.repeat(each, 4).tolist()] for each in (np.arange(30) % 2, generator.normal(size=30)))
     strengths = [fit_logistic_regression(features, labels, 2, groups=each).settings["C"] for each in (None, groups)]
     assert strengths[0] > strengths[1] == 1.0
-    single, grouped = (
-        fit_ridge_regression(features, numbers, groups=each).settings["alpha"] for each in (None, groups)
-    )
-    assert single < grouped
+    alphas = [fit_ridge_regression(features, numbers, groups=each).settings["alpha"] for each in (None, groups)]
+    assert alphas[0] < alphas[1]
     few = fit_logistic_regression(features, labels, 2, groups=labels)  # no fold has both classes
     assert few.settings == {"C": 10.0}
 
@@ -71,19 +62,13 @@ def test_ridge_is_the_regression_on_scaled_features() -> None:
     assert fit.score == ("r2", pytest.approx(expected.score(unit(FEATURES), numbers)))
 
 
-# Sparse features with more columns than rows, which are fitted in the space of rows.
-SPARSE = sparse.random(60, 300, density=0.1, format="csr", random_state=0)
-OF_SPARSE = np.arange(60) % 3
-
-
 def test_logistic_regression_of_sparse_features_is_that_of_all_columns() -> None:
-    found = fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3)
-    scale = sparse.linalg.norm(SPARSE, axis=1).mean()
-    expected = LogisticRegression(C=found.settings["C"], tol=1e-6).fit(SPARSE / scale, OF_SPARSE)
-    np.testing.assert_allclose(found.outputs(SPARSE), expected.decision_function(SPARSE / scale), atol=2e-2)
-
-
-# Unlabelled rows ------------------------------------------------------------------------------------------------------
+    """With more columns than rows, it is fitted in the space of rows."""
+    features, labels = sparse.random(60, 300, density=0.1, format="csr", random_state=0), np.arange(60) % 3
+    found = fit_logistic_regression(features, labels.tolist(), 3)
+    scale = sparse.linalg.norm(features, axis=1).mean()
+    expected = LogisticRegression(C=found.settings["C"], tol=1e-6).fit(features / scale, labels)
+    np.testing.assert_allclose(found.outputs(features), expected.decision_function(features / scale), atol=2e-2)
 
 
 def clusters(rows: int, seed: int, noise: float = 1.2) -> tuple[np.ndarray, list[int]]:
@@ -101,11 +86,10 @@ def used(features: np.ndarray, labels: list[int], unlabelled: np.ndarray, **opti
     return found, decision
 
 
-@pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix], ids=["dense", "sparse"])
-def test_unlabelled_rows_of_their_predicted_classes_have_a_weight_of_three_tenths(form: Any) -> None:
+def test_unlabelled_rows_of_their_predicted_classes_have_a_weight_of_three_tenths() -> None:
     (features, labels), (unlabelled, _) = clusters(16, 1), clusters(400, 2)
-    first = fit_logistic_regression(form(features), labels, 4)
-    found, decision = used(form(features), labels, form(unlabelled))
+    first = fit_logistic_regression(features, labels, 4)
+    found, decision = used(features, labels, unlabelled)
     assert decision["used"] and decision["difference"] >= 0 and found.settings == {"C": 10.0}
     both = np.concatenate([features, unlabelled])
     expected = LogisticRegression(C=10.0, max_iter=1000).fit(

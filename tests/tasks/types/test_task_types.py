@@ -1,7 +1,5 @@
 """Facts of each kind of task; its labels survive files, models and predictions; rows that it cannot read."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -9,15 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
-from transformers import BertConfig, MarianConfig, PreTrainedConfig
+from helpers import zoo
+from torch.nn import functional
+from transformers import BertConfig, MarianConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
+from attendrop import ADDrop, regularize
 from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
-from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.table import LABEL_TYPES
+from attendrop.tasks.base import Task, encode_columns
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.table import LABEL_TYPES, BadRows
 from attendrop.tasks.types.base import TaskType, row_array
 from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
+from attendrop.tasks.types.linear_models import fit_logistic_regressions
+from attendrop.tasks.types.model_classes import choice_class
 from attendrop.tasks.types.registry import TASK_TYPES, get_task_type, task_type_of_model
 from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import Translation, WrittenText
@@ -32,9 +37,7 @@ EXAMPLES = {
     "translation": Translation(),
 }
 # Configurations of models of each kind, where BERT has none.
-CONFIGS: dict[str, type[PreTrainedConfig]] = {
-    "translation": MarianConfig,
-}
+CONFIGS: dict[str, type[PreTrainedConfig]] = {"translation": MarianConfig}
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES, ids=lambda kind: kind.kind)
@@ -42,10 +45,8 @@ def test_every_head_is_complete(kind: type[TaskType]) -> None:
     task_type = EXAMPLES[kind.kind]
     assert get_task_type(task_type.kind, task_type.label_names) == task_type
     assert kind.label_type in LABEL_TYPES
-    assert (
-        set(task_type.default_metrics) <= set(task_type.metrics)
-        and task_type.metrics[task_type.default_metrics[0]].selects
-    )
+    assert set(task_type.default_metrics) <= set(task_type.metrics)
+    assert task_type.metrics[task_type.default_metrics[0]].selects
     assert set(task_type.metric_aliases.values()) <= set(task_type.metrics)
     assert task_type.fitted_at is None or task_type.fitted_at[0] in task_type.metrics
     auto, config = getattr(transformers, task_type.auto_class), CONFIGS.get(kind.kind, BertConfig)()
@@ -75,7 +76,6 @@ PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "multiple-choice": (["B", "A", "C"], [np.eye(2)[1], np.eye(2)[0], np.eye(3)[2]]),
     "translation": (["un doi trei mare", "si un caine"], [WrittenText("un doi trei mare"), WrittenText("si un caine")]),
 }
-
 
 # Kinds whose outputs for a row are no fixed number of numbers.
 OBJECTS = ("token-classification", "multiple-choice", "translation")
@@ -109,10 +109,9 @@ DIVERGED: dict[str, Any] = {
 
 @pytest.mark.parametrize("task_type", EXAMPLES.values(), ids=EXAMPLES)
 def test_outputs_of_a_diverged_model_are_refused(task_type: TaskType) -> None:
-    perfect = PERFECT[task_type.kind][1]
     outputs = outputs_of(task_type)
     outputs[0] = DIVERGED.get(task_type.kind, np.nan)
-    with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(perfect)} rows: training diverged"):
+    with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(outputs)} rows: training diverged"):
         task_type.checked(outputs)
 
 
@@ -122,45 +121,42 @@ def test_translators_are_recognized_but_shown_as_classifiers() -> None:
     assert task_type_of_model(config, command="attend").kind == "classification"
 
 
-# Rows that cannot be read ---------------------------------------------------------------------------------------------
-
 Record = dict[str, Any]
-LABELS = ("label_type labels; text_columns x", [{"x": "a", "label": ["art"]}, {"x": "a", "label": ["music"]}])
-TAGS = ("label_type tags; text_columns x", [{"x": ["a", "cat"], "label": ["O", "B-X"]}])
-CHOICES = ("label_type choice; text_columns q,a,b,c", [{"q": "how?", "a": "x", "b": "y", "c": "z", "label": "A"}])
-TRANSLATIONS = ("label_type text; text_columns x", [{"x": "a", "label": "b"}])
+LABELS: tuple[Record, list[Record]] = (
+    {"label_type": "labels", "text_columns": ["x"]},
+    [{"x": "a", "label": ["art"]}, {"x": "a", "label": ["music"]}],
+)
+TAGS = {"label_type": "tags", "text_columns": ["x"]}, [{"x": ["a", "cat"], "label": ["O", "B-X"]}]
+CHOICES = (
+    {"label_type": "choice", "text_columns": ["q", "a", "b", "c"]},
+    [{"q": "how?", "a": "x", "b": "y", "c": "z", "label": "A"}],
+)
+TRANSLATIONS = {"label_type": "text", "text_columns": ["x"]}, [{"x": "a", "label": "b"}]
 
 
 def question(a: Any, b: Any, c: Any, label: Any, q: Any = "why?") -> Record:
     return {"q": q, "a": a, "b": b, "c": c, "label": label}
 
 
-BAD: list[tuple[tuple[str, list[Record]], Record, str]] = [
+BAD: list[tuple[tuple[Record, list[Record]], Record, str]] = [
     (LABELS, {"x": "a", "label": None}, "column 'label': the labels are missing; write an empty list"),
-    (LABELS, {"x": "a", "label": "nan"}, "column 'label': the labels are missing; write an empty list"),
     (LABELS, {"x": "a", "label": 0.5}, "0.5 is not a list of labels"),
-    (LABELS, {"x": "a", "label": ["art", ""]}, "label 2 of \"['art', '']\" is empty"),
     (TAGS, {"x": ["a"], "label": ["O", "O"]}, ": 1 words, but 2 tags; give one for each word"),
-    (TAGS, {"x": [], "label": []}, ", column 'x': there is no word; give a list of words"),
     (TAGS, {"x": ["a", " "], "label": ["O", "O"]}, ", column 'x': word 2 of 2 is empty"),
-    (CHOICES, question("x", "", "", "A"), ": only one choice; give 2 to 26, in a column each, or as a list."),
     (CHOICES, question("x", "", "z", "A"), ": choice 2 of 3 is empty."),
     (CHOICES, question("x", "y", "", "C"), ": the label 'C' is none of the 2 choices, from A to B."),
     (CHOICES, question("x", "y", "z", -1), "the label '-1' is neither the letter of a choice nor its number, from 0."),
     (CHOICES, question("x", "y", "z", 1), "the label '1' is not written as those of training, with letters."),
     (TRANSLATIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
-    (TRANSLATIONS, {"x": 3, "label": "b"}, "3 is not text"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "record", "message"), BAD)
 def test_a_bad_row_is_named_or_skipped(
-    kind: tuple[str, list[Record]], record: Record, message: str, tmp_path: Path
+    kind: tuple[Record, list[Record]], record: Record, message: str, tmp_path: Path
 ) -> None:
     options, good = kind
-    given: dict[str, Any] = {"label_column": "label"}
-    for name, _, value in (option.strip().partition(" ") for option in options.split(";")):
-        given[name] = value.split(",") if name == "text_columns" else value or None
+    given = options | {"label_column": "label"}
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in (*good, record)))
     with pytest.raises(AttendropError) as refused:
@@ -168,3 +164,147 @@ def test_a_bad_row_is_named_or_skipped(
     assert f"own.jsonl, line {len(good) + 1}" in str(refused.value) and message in str(refused.value)
     data = load_files(train_file=file, **given, skip_bad_rows=True)
     assert len(data.splits["train"]) == len(good) and len(data.skipped) == 1
+
+
+LABEL_HEAD = MultiLabel(("art", "music", "sport"))
+
+
+EXPECTED = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
+
+
+def test_names_have_separators_in_text(tmp_path: Path) -> None:
+    labels = ["['sport', 'art']", "music", "", "art|music, sport"]
+    rows = ["text,topics", *(f'text {number},"{label}"' for number, label in enumerate(labels))]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    given: dict[str, Any] = {"text_columns": ("text",), "label_column": "topics", "label_type": "labels"}
+    found = load_files(train_file=tmp_path / "a.csv", **given)
+    assert found.task.label_names == LABEL_HEAD.label_names
+    assert found.splits["train"]["label"][:] == EXPECTED
+
+
+COLUMNS = "text,sport,music,art\nfirst,1,0,1.0\nsecond,no,YES,No\nthird,0,0,0\nfourth,true,1,1\n"
+
+
+def test_labels_have_a_column_each(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(COLUMNS)
+    (tmp_path / "map.csv").write_text("label,meaning\nart,arts\n")
+    given: dict[str, Any] = {"text_columns": ("text",), "label_column": "sport, music,art"}
+    found = load_files(train_file=tmp_path / "a.csv", **given)
+    assert found.task.kind == "multi-label-classification" and found.task.label_names == LABEL_HEAD.label_names
+    assert found.splits["train"]["label"][:] == EXPECTED
+    mapped = load_files(train_file=tmp_path / "a.csv", label_map=tmp_path / "map.csv", **given)
+    assert mapped.task.label_names == ("arts", "music", "sport")
+    (chunk,) = stream_file(tmp_path / "a.csv", task_type=LABEL_HEAD, size=9, bad=BadRows(), **given)
+    assert chunk.columns["label"] == EXPECTED
+
+
+def test_a_column_of_a_label_says_yes_or_no(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(COLUMNS + "fifth,1,,0\n")
+    given: dict[str, Any] = {"train_file": tmp_path / "a.csv", "text_columns": ("text",)}
+    with pytest.raises(AttendropError, match=r"line 6, column 'music': '' does not say .*; write 0 or 1"):
+        load_files(label_column="sport,music,art", **given)
+    found = load_files(label_column="sport,music,art", skip_bad_rows=True, **given)
+    assert found.splits["train"]["label"][:] == EXPECTED and [row.place for row in found.skipped] == ["line 6"]
+    with pytest.raises(AttendropError, match=r"no column 'arts'; did you mean 'art'"):
+        load_files(label_column="sport,music,arts", **given)
+
+
+def test_a_linear_model_of_each_label() -> None:
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(60, 4))
+    targets = np.stack([features[:, 0] > 0, features[:, 1] > 0.5, np.zeros(60), np.ones(60)], axis=1).astype(float)
+    fit = fit_logistic_regressions(features, targets, 4)
+    assert fit is not None and fit.score[1] > 0.95
+    outputs = fit.outputs(features)
+    assert ((outputs[:, :2] > 0) == targets[:, :2]).mean() > 0.9
+    assert outputs[0, 2] == pytest.approx(math.log(0.5 / 60.5)) and outputs[0, 3] == pytest.approx(math.log(60.5 / 0.5))
+    assert fit_logistic_regressions(features, targets[:, 2:], 2) is None
+
+
+CHOICE_HEAD = MultipleChoice(("A", "B", "C"))
+CHOICE_TASK = Task("files", "multiple-choice", ("question", "choices"), CHOICE_HEAD.label_names, "accuracy", "a test")
+QUESTIONS = ["the cat sees", "a dog hears the red bird", "the bird"]
+CHOICE_TEXTS = [["a dog", "not a bird", "the"], ["cat", "the good red cat", "a", "near and far"], ["bad", "good"]]
+
+
+@pytest.fixture
+def model() -> Any:
+    return zoo.from_class("BertForMultipleChoice", zoo.ZOO["bert"].options | {"vocab_size": 60}, "sdpa")
+
+
+def hiding(model: Any) -> Any:
+    model.__class__ = choice_class(type(model).__name__)
+    return model.train()
+
+
+def batches(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """All rows as one batch, and each as a batch of its own, without padded choices."""
+    columns = {"question": QUESTIONS, "choices": CHOICE_TEXTS, "label": [2, 1, 0]}
+    encoded = encode_columns(columns, CHOICE_TASK, tokenizer, 32)
+    rows = [{name: encoded[name][row] for name in (*tokenizer.model_input_names, "labels")} for row in range(3)]
+    collate = CHOICE_HEAD.collator(tokenizer)
+    return dict(collate(rows)), [dict(collate([row])) for row in rows]
+
+
+def test_padded_choices_never_win_and_do_not_enter_the_loss(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    whole, single = batches(tokenizer)
+    assert whole["input_ids"].shape[:2] == (3, 4)
+    expected = [model(**row).logits[0] for row in single]  # of the class of transformers
+    hiding(model)
+    outputs = model(**whole)
+    for logits, row in zip(outputs.logits, expected, strict=True):
+        torch.testing.assert_close(logits[: len(row)], row)
+        assert (logits.softmax(-1)[len(row) :] == 0).all()
+    losses = [functional.cross_entropy(row, label) for row, label in zip(expected, whole["labels"], strict=True)]
+    torch.testing.assert_close(outputs.loss, torch.stack(losses).mean())
+    outputs.loss.backward()
+    found = zoo.gradients(model)
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    (sum(model(**row).loss for row in single) / 3).backward()
+    zoo.assert_same(found, zoo.gradients(model), 1e-4)
+
+
+def test_what_is_dropped_of_a_row_does_not_depend_on_the_choices_of_others(
+    model: Any, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A step over the rows one after the other equals one over all at once."""
+    method = ADDrop(p=0.5, q=0.5, layers="all")
+    hiding(model).double()
+    whole, single = batches(tokenizer)
+    found = []
+    for micro_batches in ([whole], single):
+        with regularize(model, method) as reg:
+            reg.set_epoch(0)
+            reg.accumulation_steps = len(micro_batches)
+            for batch in micro_batches:
+                (reg.loss(batch) / len(micro_batches)).backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(*found, 1e-7)
+
+
+def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:
+    raw = CHOICE_HEAD.concatenate([np.array([[1.0, 2.0, 0.0]]), np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 9.0, 9.0]])])
+    encoded = {"input_ids": [[[1]] * 3, [[1]] * 4, [[1]] * 2]}
+    outputs = CHOICE_HEAD.checked(CHOICE_HEAD.row_outputs(raw, encoded, tokenizer))
+    assert CHOICE_HEAD.decode(outputs) == [1, 3, 1]
+    rows = CHOICE_HEAD.prediction_rows(outputs, probabilities=True)
+    assert [row["label"] for row in rows] == ["B", "D", "B"]  # one more than training had
+    assert rows[2]["probabilities"] == pytest.approx([0.268941, 0.731059])
+
+
+def load_choices(path: Path, columns: str, *rows: str) -> Any:
+    path.write_text("\n".join([*rows, ""]))
+    given: dict[str, Any] = {"text_columns": columns.split(","), "label_column": "label", "label_type": "choice"}
+    return load_files(train_file=path, **given)
+
+
+def test_choices_in_a_list_with_numbers_as_labels(tmp_path: Path) -> None:
+    rows = ["q,all,label", 'why?,"[""x"", 5, ""z""]",1.0', 'how?,"[""x"", ""y""]",0']
+    data = load_choices(tmp_path / "own.csv", "q,all", *rows)
+    assert data.splits["train"]["choices"][:] == [["x", "5", "z"], ["x", "y"]]
+    assert data.splits["train"]["label"][:] == [1, 0] and data.task.label_names == ("0", "1")
+    records = [{"q": "why?", "all": ["x", "y"], "label": "B"}, {"q": "how?", "all": ["x", "y", "z"], "label": "A"}]
+    data = load_choices(tmp_path / "own.jsonl", "q,all", *map(json.dumps, records))
+    assert data.splits["train"]["label"][:] == [1, 0]
+    with pytest.raises(AttendropError, match="no label is 0, and choices count from 0"):
+        load_choices(tmp_path / "own.csv", "q,a,b,c", "q,a,b,c,label", "why?,x,y,z,1", "how?,x,y,z,2")

@@ -1,7 +1,5 @@
 """Tags of words: which token predicts which word, files of one's own, truncated words, and scores."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import chain
@@ -42,9 +40,6 @@ def load(path: Path, **options: Any) -> TaskData:
 def data(tmp_path: Path) -> TaskData:
     rows = [{"tokens": words, "tags": tags} for words, tags in zip(TOKENS, TAGS, strict=True)]
     return load(write(tmp_path / "a.jsonl", rows))
-
-
-# Encoding -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_token_of_a_word_has_its_tag(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -101,12 +96,6 @@ def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(
     assert parts_of_speech.metrics["accuracy"].score(task_type.references(encoded), outputs) == 0.8
 
 
-# Files ----------------------------------------------------------------------------------------------------------------
-
-
-# Scores ---------------------------------------------------------------------------------------------------------------
-
-
 def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
     """Scores are those of seqeval and scikit-learn, of the tags as they are written."""
     draw = random.Random(0)
@@ -135,25 +124,20 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path) -> None:
     assert task_type.unknown_counts(gold) == {name: flat_gold.count(name) for name in task_type.unknown_names}
 
 
-@pytest.mark.parametrize(
-    ("iob1", "iob2"),
-    [
+def test_iob1_becomes_iob2_which_stays() -> None:
+    for iob1, iob2 in (
         ("I-A I-A O I-A", "B-A I-A O B-A"),
         ("I-A B-A I-A", "B-A B-A I-A"),
         ("I-A I-B", "B-A B-B"),
         ("B-A E-A S-B O", "B-A E-A S-B O"),
-    ],
-)
-def test_iob1_becomes_iob2_which_stays(iob1: str, iob2: str) -> None:
-    assert to_iob2(iob1.split()) == iob2.split()
-    assert to_iob2(iob2.split()) == iob2.split()
+    ):
+        assert to_iob2(iob1.split()) == to_iob2(iob2.split()) == iob2.split()
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path, side: str) -> None:
+def test_the_side_of_padding_of_a_tokenizer_does_not_matter(tmp_path: Path) -> None:
     """Llama's and Gemma's pad on the left, and positions of words are counted from the start."""
     FAMILIES["roberta"](tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"padding_side": side}
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert HEAD.load_tokenizer(str(tmp_path)).padding_side == "right"
 
