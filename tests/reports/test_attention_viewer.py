@@ -74,9 +74,6 @@ def test_the_map_of_the_chosen_head_text_and_values_is_drawn_in_both_models() ->
     assert "attention: 0.600; attribution, of the largest: −0.50" in other[1]
     assert "sign: lowers the score" in other[1] and "sign: raises the score" in other[0]
     assert len(cells(spec, text=1, crosses=False)) == 400 + 210
-    inputs = {each["name"]: each["bind"] for each in spec["params"]}
-    assert inputs["chosen"]["layer"]["options"] == [f"encoder.{layer}" for layer in range(3)]
-    assert inputs["text"]["labels"][0] == "1. cat sees cat" and inputs["chosen"]["head"]["options"] == [0, 1]
     heads = [each for each in spec["datasets"]["heads"] if each["text"] == 1]
     assert {len(each["a"]) for each in heads} == {49}  # 20 tokens in blocks of three
 
@@ -126,24 +123,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def part(folder: Path, *texts: str, pairs: tuple[str, ...] = ()) -> tuple[Section, str]:
-    return attention_part(read_results(folder), texts, pairs, "cpu")
+def part(folder: Path, *texts: str) -> tuple[Section, str]:
+    return attention_part(read_results(folder), texts, (), "cpu")
 
 
-def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(folder: Path, capsys: Captured) -> None:
+def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(folder: Path) -> None:
     assert cli.main(["report", str(folder), "--device", "cpu"]) == 0
-    out, err = capsys.readouterr()
-    assert "Attention viewer" not in out
-    assert "attention maps of 3 texts" in err
     page = (folder / "report" / "report.html").read_text(encoding="utf-8")
-    assert page.index('id="figures"') < page.index('id="attention"') < page.index('id="runs"')
-    assert "ad-drop, seed 0, 40 training rows" in page
-    assert "Texts: 3 evaluation rows, those whose length is nearest to 60 characters.</p>" in page
     assert "<img src=x" not in page and HOSTILE not in page
     assert "&lt;/script&gt;&lt;img src=x&gt;the cat sees the red bird and the ‖ the cat" in page
     found = json.loads(re.search(r'id="attention-chart">(.*?)</script>', page, re.DOTALL).group(1))["datasets"]
     before, after = ([each for each in found["maps"] if each["stage"] == stage] for stage in (0, 1))
-    assert [each["layer"] for each in after[:: len(after) // 6]] == 3 * ["encoder.0", "encoder.1"]
     assert before[0]["a"] != after[0]["a"] and any(each["d"] for each in after)
     assert len(found["texts"]) == 3
 
@@ -152,22 +142,9 @@ def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: 
     folder = write_comparison(tmp_path, {"finetune": (0.5,)}, test_fraction=0.25, method="finetune", options={})
     section, _ = part(folder)
     assert "The runs held them out; the kept model was trained on all rows, or a sample of all." in section.content
-    assert "Crossed out</strong>: what one training step of ad-drop with" in section.content
     training = (tmp_path / "train.csv").read_text(encoding="utf-8")
     texts = re.findall(r'<th scope="row">\d\. (.*?) ‖', section.content)
     assert len(texts) == 3 and all(text in training for text in texts)
-
-
-def test_own_texts_take_the_place_of_rows_and_a_baseline_has_its_own_name(folder: Path, tmp_path: Path) -> None:
-    copied = Path(shutil.copytree(folder, tmp_path / "copy"))
-    metrics = tiny.read_metrics(copied / "best")  # it is made by a run of plain fine-tuning that trains nothing
-    metrics["config"] |= {"max_steps": 0, "head_init": "linear-probe"}
-    write_json(copied / "best" / "metrics.json", metrics)
-    section, missing = part(copied, "the cat", "the bird", pairs=("a dog", "a cat"))
-    (chart,) = section.charts.values()
-    assert chart["datasets"]["texts"][0]["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
-    assert "evaluation rows" not in section.content and not missing
-    assert "The model: the linear model on the frozen encoder, seed 0, 40 training rows" in section.content
 
 
 def test_a_kept_model_that_cannot_be_shown_does_not_keep_the_report_from_being_made(

@@ -52,57 +52,6 @@ def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Pat
     assert values(made(tmp_path)["convergence"], "mean")[-1] == ["0.900"]
 
 
-@pytest.mark.parametrize("protocol", ["held-out", "paper"])
-def test_captions_say_on_which_rows_epochs_are_scored(tmp_path: Path, protocol: str) -> None:
-    write_run(tmp_path, "finetune", 0.5)
-    write_run(tmp_path, "r-drop", 0.5, protocol=protocol)
-    write_run(tmp_path, "majority", 0.4, protocol="paper")  # has no epochs
-    rows = "on rows held out of the training data, which are never those of the final score"
-    rows += "; with protocol paper (r-drop), on those of the final score, which is optimistic" * (protocol == "paper")
-    found = made(tmp_path)
-    assert f"Score after each epoch {rows}. Lines" in found["convergence"].caption
-    assert f"Validation loss: {rows}. A training loss" in found["learning_curves"].caption
-
-
-def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
-    write_runs(tmp_path, "finetune", PLAIN[:2])
-    for number in range(1, 10):
-        write_runs(tmp_path, "r-drop", [number / 20, number / 20], options={"alpha": number / 100})
-    chart = made(tmp_path)["learning_curves"]
-    shown = set(chart.values["method"])
-    assert len(shown) == 8
-    assert {"finetune", "r-drop alpha=0.09"} <= shown
-    assert "r-drop alpha=0.01" not in shown
-    assert "Of 10 methods, the reference and the 7 with the best scores are shown." in chart.caption
-    assert "bands" not in chart.caption  # of so many, they would cover each other
-
-
-def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> None:
-    for size, gain in ((16, 0.1), (64, -0.1)):
-        config = {"max_train_samples": size}
-        write_runs(tmp_path, "finetune", PLAIN[:2], config=config)
-        for method, more in (("r-drop", gain), ("mixout", -gain), ("majority", -0.01)):
-            write_runs(tmp_path, method, [score + more for score in PLAIN[:2]], config=config)
-    every = [figure for figure in make_figures(read_results(tmp_path))[0] if figure.kind != "scores"]
-    looks: dict[str, set[str]] = {}
-    for figure in every:
-        scale = encoding(figure, "color")["scale"]
-        for label, color in zip(scale["domain"], scale["range"], strict=True):
-            looks.setdefault(label, set()).add(color)
-    assert len(every) == 7 and list(looks) == ["finetune", "r-drop", "mixout", "majority"]
-    assert all(len(each) == 1 for each in looks.values())
-
-
-def test_a_score_stands_on_its_interval_where_methods_have_other_seeds(tmp_path: Path) -> None:
-    """The bar is of common seeds, the mean of all."""
-    write_runs(tmp_path, "finetune", (0.50, 0.51, 0.52, 0.53, 0.80, 0.81))
-    write_runs(tmp_path, "r-drop", (0.51, 0.52, 0.53, 0.541))
-    chart = made(tmp_path)["scores"]
-    record = next(each for each in layer_of(chart)["data"]["values"] if each["_0"] == "r-drop")
-    assert record["_low"] < record["_x"] < record["_high"]
-    assert "Where seeds are missing, a point is the reference's mean plus the difference." in chart.caption
-
-
 def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(tmp_path: Path) -> None:
     for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
         write_runs(tmp_path, method, scores)
@@ -113,8 +62,6 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
     assert (records["finetune"]["_x"], records["finetune"]["_y"]) == (1, 0)
     assert values(gain, "difference [95 %]")[1][0].startswith("+0.100 [+")
     assert values(gain, "difference [95 %]")[2][0].startswith("-0.505")
-    beyond = " What is beyond the frame stands among the values."
-    assert gain.caption.endswith(f"Bars: 95 % CI (seeds × examples).{beyond}")
     low, high = encoding(gain, "y")["scale"]["domain"]
     assert -0.2 < low < 0 < 0.1 < high
     assert values(scores, "method", "accuracy", "95 % interval beside the reference")[:2] == [
@@ -122,10 +69,9 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
         ["r-drop", "0.615", "[0.602, 0.628]"],
     ]
     assert encoding(scores, "x", -2)["scale"]["domain"][0] > 0.4
-    assert scores.caption.endswith(f"may be chance.{beyond}")
     write_runs(tmp_path, "mixout", AHEAD, row_scores=None)
-    for kind in ("scores", "cost_gain"):
-        assert "95 % CI (seeds × examples; seeds only, of runs without scores by row)" in made(tmp_path)[kind].caption
+    told = "95 % CI (seeds × examples; seeds only, of runs without scores by row)"
+    assert told in made(tmp_path)["scores"].caption
 
 
 def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: Path) -> None:
@@ -136,7 +82,6 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "mrpc"})
     found, _ = make_figures(read_results(tmp_path))
     (chart,) = (figure for figure in found if figure.kind == "data_size")
-    assert chart.title == "Score over data size, cola"
     assert encoding(chart, "y")["scale"]["domain"] == pytest.approx([0.70 - 0.06, 1.0 + 0.06])
     assert values(chart, "method", "training rows", "accuracy") == [
         ["finetune", "16", "0.760"],
@@ -145,8 +90,6 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
         ["r-drop", "64", "0.998"],
     ]
     assert values(chart, "high")[-1] == ["1.000"]  # intervals end at the best possible score
-    scores = next(figure for figure in found if figure.kind == "scores" and figure.setting.endswith("64"))
-    assert encoding(scores, "x", -2)["scale"]["domain"][1] == 1.0
 
 
 def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Path) -> None:
@@ -160,13 +103,11 @@ def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Pa
     columns = ("p", "q", "accuracy", "difference in points", "seeds")
     assert values(with_it, *columns)[-1] == ["0.9", "0.7", "0.563", "+6.3", "1"]
     assert (encoding(with_it, "x", 0)["title"], encoding(with_it, "y", 0)["title"]) == ("q", "p")
-    assert with_it.title.startswith("Difference from finetune in points of accuracy over p and q, ad-drop cross")
     every = made(tmp_path)["grid"]  # all pairs stand beside those without the other option
     assert len(every.values) == 8
     assert ["ad-drop cross_tuning=False", "0.1", "0.3", "0.470"] in values(every, "method", "p", "q", "accuracy")
     for figure in (without, with_it):
         assert encoding(figure, "color", 0)["scale"]["domain"] == pytest.approx([-27, 27])
-        assert figure.caption.endswith("have the same colours, up to 27.0 points.")
 
 
 def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_reference(tmp_path: Path) -> None:
@@ -187,10 +128,6 @@ def test_figures_are_made_only_where_runs_have_their_data(tmp_path: Path) -> Non
     found, left_out = make_figures(read_results(tmp_path))
     assert [figure.kind for figure in found] == ["learning_curves"]
     assert values(found[0], "epoch") == [["1"], ["3"]]  # what is no number is left out
-    assert [line.partition(":")[0] for line in left_out] == [
-        "Score over data size", "Scores", "Cost against gain", "Convergence", "Drop probability of each layer",
-        "Scores over a grid, with and without an option", "Heat map of a grid",
-    ]  # fmt: skip
     assert "Convergence: no run has scores on held-out rows; train with --selection-fraction 0.1." in left_out
 
 
@@ -205,6 +142,4 @@ def test_files_have_the_title_and_the_data_and_hold_any_letter(tmp_path: Path) -
     words = [
         "".join(each.itertext()) for each in ElementTree.fromstring(files["svg"]).iter() if each.tag.endswith("text")
     ]
-    assert any("Drop probability of each layer, attendout" in word for word in words)
     assert sum("<script>alert(1)</script>" in word for word in words) >= 2  # the setting, and the legend
-    assert "title" not in figure.spec() and figure.spec()["description"].startswith(figure.title)

@@ -51,7 +51,6 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     out = capsys.readouterr().out
     decision = "Use r-drop. It is significantly ahead of plain fine-tuning: accuracy +0.100 ["
     assert out.startswith(decision)
-    assert "Not made: Heat map of a grid: no method was run on a grid of two numeric options." in out
     names = {path.name for path in (study / "report").iterdir()}
     kinds = ("scores", "cost_gain", "learning_curves", "convergence")
     figures = {f"{kind}.{end}" for kind in kinds for end in ("pdf", "png", "svg")}
@@ -60,29 +59,21 @@ def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> No
     assert cli.main(["report", str(study), "--json"]) == 0  # the same runs make the same files
     found = json.loads(capsys.readouterr().out)
     assert {name: (study / "report" / name).read_bytes() for name in names} == first
-    assert found["page"] == str(study / "report" / "report.html")
     assert sorted([*found["files"], "report.json"]) == sorted(names)
-    assert found["answers"]["cola"][0].startswith(decision)
-    html, page = (study / "report" / "report.html").read_text(), page_of(study)
-    assert decision in page
+    page = page_of(study)
+    assert decision in page and "r-drop 4 0.615 ± 0.013 +0.100" in page
     assert "0.615 accuracy of r-drop ± 0.013 over 4 seeds +0.100 r-drop minus finetune 95 % CI (seeds" in page
     assert "1.8x time of training of r-drop relative to plain fine-tuning" in page
-    assert "r-drop 4 0.615 ± 0.013 +0.100" in page
-    spec = re.search(r'<script type="application/json" id="figure-1">(.*?)</script>', html, re.DOTALL)
-    assert json.loads(spec[1])["description"].startswith("Scores. Points: mean scores.")
-    assert 'data-chart="figure-1"' in html and '<th scope="col">method</th>' in html
 
 
 def test_the_page_says_what_the_recommended_model_gets_wrong(study: Path) -> None:
     error = {"row": 3, "text": HOSTILE, "class": "no", "predicted": "yes", "probability": 0.97}
-    scores = {"rows": 4, "predicted": 5, "precision": 0.6, "recall": 0.75, "f1": 2 / 3}
-    named = [("good", 0.9), (HOSTILE, 2 / 3), ("poor", 0.1)]
-    classes = [{"class": name, **scores, "f1": f1} for name, f1 in named]
-    bins = [{"rows": 5, "probability": 0.95, "accuracy": 0.8}]
+    scores = {"rows": 4, "predicted": 5, "precision": 0.6, "recall": 0.75}
+    f1s = {"good": 0.9, HOSTILE: 2 / 3, "poor": 0.1}
     report = {
-        "classes": [*classes, {"class": "none of it", **scores, "rows": 0}],
+        "classes": [scores | {"class": name, "f1": f1} for name, f1 in f1s.items()],
         "confusions": [{"class": "no", "predicted": "yes", "rows": 7}],
-        "calibration": {"error": 0.123, "temperature": 2.0, "bins": bins},
+        "calibration": {"error": 0.1, "temperature": 2, "bins": [{"rows": 5, "probability": 0.95, "accuracy": 0.8}]},
         "errors": [error | {"nearest": {"text": HOSTILE, "class": "yes", "likeness": 1.0}}],
     }
     for run in (study / "runs").iterdir():
@@ -93,10 +84,8 @@ def test_the_page_says_what_the_recommended_model_gets_wrong(study: Path) -> Non
     assert HOSTILE not in (study / "report" / "report.html").read_text()
     page = page_of(study)
     assert "What goes wrong r-drop, seed 0 Most frequent confusions is predicted rows no yes 7" in page
-    assert "Probabilities are off by 0.123 on average" in page
     assert "Of 5 predictions with a probability above 0.9, 4 are right." in page
     assert "The text of 1 error is that of a training row with another label" in page
-    assert "none of it" not in page
     assert page.index(" poor 4 5") < page.index("&lt;script") < page.index(" good 4 5")  # the worst classes first
 
 
@@ -112,17 +101,10 @@ def test_scores_on_the_reported_rows_are_not_called_held_out(tmp_path: Path) -> 
 
 def test_files_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
     steps = [{"step": step, "drop_probability": {"encoder.0": 0.1}} for step in (1, 2)]
-    for count in (16, 32):
-        write_runs(tmp_path, "finetune", PLAIN[:2], config={"max_train_samples": count})
-    for options in ({"n": -1}, {"n": 1}, {"name": "很"}, {"name": "x" * 300}):
-        config = {"max_train_samples": 16}
-        write_run(tmp_path, "adhoc", 0.5, options=options, dropout_steps=steps, config=config)
-    stems = [Path(name).stem for name in write_report(tmp_path).files if name.endswith(".png")]
-    assert {"learning_curves-cola_max_train_samples_16", "data_size-cola"} <= set(stems)
-    of = "cola_max_train_samples_16"
-    assert [name.removeprefix("drop_probability-adhoc_") for name in stems if name.startswith("drop_prob")] == [
-        f"n_1-{of}", f"n_1-{of}-2", f"name-{of}", f"name_{'x' * 49}-{of}"
-    ]  # fmt: skip
+    for options in ({"n": -1}, {"n": 1}, {"name": "x" * 300}):
+        write_run(tmp_path, "adhoc", 0.5, options=options, dropout_steps=steps)
+    names = write_report(tmp_path).files
+    assert {f"drop_probability-adhoc_{end}.png" for end in ("n_1", "n_1-2", f"name_{'x' * 49}")} <= set(names)
 
 
 def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -145,15 +127,12 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
     assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
     assert "no report wrote" in capsys.readouterr().err
     write_report(study, out, overwrite=True)
-    assert r"\toprule" in (out / "table.tex").read_text()
     shutil.rmtree(study / "runs")  # without the reference there are no scores beside it
     write_runs(study, "r-drop", AHEAD)
     (out / "scores.svg").write_text("edited")
     assert "scores.svg" not in write_report(study, out, overwrite=True).files
     assert (out / "scores.svg").read_text() == "edited" and not (out / "scores.png").exists()
-    page = text((out / "report.html").read_text())
-    assert "difference from the reference, which has no score here" in page
-    assert "r-drop 4 0.615 ± 0.013 - - - -" in page
+    assert "r-drop 4 0.615 ± 0.013 - - - -" in text((out / "report.html").read_text())
 
 
 def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -163,7 +142,6 @@ def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured
         ([str(tmp_path / "nothing")], "There is no folder"),
         ([str(tmp_path / "empty")], "no finished run"),
         ([str(study), "--text-pair", "the cat"], "give --text for each --text-pair"),
-        ([str(study), "--text", "the cat", "--no-viewer"], "--no-viewer shows no texts"),
         ([str(study), "--text", "the cat"], "No model was kept whose attention could be shown; train one with"),
     ):
         assert_refused(["report", *arguments, "--quiet", "--output-dir", str(out)], out, message, capsys)
@@ -189,28 +167,6 @@ def test_markup_in_data_is_shown_and_not_obeyed(tmp_path: Path) -> None:
         page = page.replace(script, "")
     assert "<script>" not in page and "<img" not in page
     assert r"\textless{}script\textgreater{}" in (tmp_path / "report" / "table.tex").read_text()
-
-
-def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, capsys: Captured) -> None:
-    for method, score in (("finetune", 0.7), ("r-drop", 0.8)):
-        write_runs(tmp_path, method, (None,), selection_score=score, all_scores={"selection": {"accuracy": score}})
-    assert cli.main(["report", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("No recommendation: no run has a score on evaluation rows.\n")
-    assert "cola: no run has a score on evaluation rows" in out
-    assert "Not made: Tables: no run has a score on evaluation rows." in out
-    files = {path.name for path in (tmp_path / "report").iterdir()}
-    assert {"convergence.png", "learning_curves.png"} <= files
-    assert not files & {"table.md", "table.tex", "table.csv", "cost_gain.png"}
-    assert 'id="methods"' not in (tmp_path / "report" / "report.html").read_text()
-    assert "r-drop 0 - 0.800" in page_of(tmp_path)
-
-
-def test_the_report_of_a_run_is_about_this_run(tmp_path: Path, capsys: Captured) -> None:
-    run = write_run(tmp_path, "r-drop", 0.5, seed=3)
-    assert cli.main(["report", str(run), "--no-viewer"]) == 0
-    assert "Computed from the 1 finished run in the folder" in capsys.readouterr().out
-    assert "r-drop 3 0.500" in text((run / "report" / "report.html").read_text())
 
 
 # Pages ---------------------------------------------------------------------------------------------------------------

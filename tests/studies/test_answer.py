@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.studies.answer import Answer, answer
 from attendrop.tasks.metrics import RowScores
-from attendrop.wording import csv_of_records
 
 Run = dict[str, Any]
 PLAIN = (0.762, 0.756, 0.754, 0.781, 0.758)
@@ -35,24 +32,15 @@ NOISY = (0.712, 0.776, 0.714, 0.791, 0.728)
 def runs(
     method: str, scores: Sequence[float | None], seconds: float = 100, options: Run | None = None, **more: Any
 ) -> list[Run]:
-    return [
-        {
-            "task": "files",
-            "model": "minilm",
-            "metric": "accuracy",
-            "method": method,
-            "options": options or {},
-            "seed": seed,
-            "score": score,
-            "train_seconds": seconds * (1 + seed),
-            "output_dir": f"runs/{method}-{seed}",
-            "data": {"selected_on": "selection", "rewarded_on": None, "rows": {"train": 300, "dev": 3000}},
-            # Rows add no noise: what is said of new rows is the paired t test of the seeds.
-            "row_scores": {"rows": 3000, "data": "test", "blocks": [score] * 100},
-        }
-        | more
-        for seed, score in enumerate(scores)
-    ]
+    same: Run = {"task": "files", "model": "minilm", "metric": "accuracy", "method": method, "options": options or {}}
+    same["data"] = {"selected_on": "selection", "rewarded_on": None, "rows": {"train": 300, "dev": 3000}}
+    found = []
+    for seed, score in enumerate(scores):
+        # Rows add no noise: what is said of new rows is the paired t test of the seeds.
+        by_row = {"rows": 3000, "data": "test", "blocks": [score] * 100}
+        own = {"seed": seed, "score": score, "row_scores": by_row, "output_dir": f"runs/{method}-{seed}"}
+        found.append(same | own | {"train_seconds": seconds * (1 + seed)} | more)
+    return found
 
 
 FINETUNE = runs("finetune", PLAIN)
@@ -70,40 +58,25 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("others", "why", "use", "decision"),
+    ("others", "why", "use", "says"),
     [
-        (runs("ad-drop", AHEAD), "ahead", "ad-drop",
-         "Use ad-drop. It is significantly ahead of plain fine-tuning: accuracy +0.013 [+0.004, +0.022]."),
-        (runs("mixout", BEHIND), "all behind", "finetune",
-         "Use plain fine-tuning. All other methods that are tested are significantly behind (mixout: accuracy -0.015 "
-         "[-0.020, -0.010])."),
-        (runs("r-drop", UNCLEAR), "undecided", "finetune",
-         "Use plain fine-tuning. No other method is significantly ahead by more than 0.005 (r-drop: accuracy "
-         "+0.006 [-0.017, +0.029])."),
-        (runs("r-drop", SLIGHTLY, 200), "negligible", "finetune",
-         "Use plain fine-tuning. No method is better by more than 0.005, and none as good is clearly cheaper (r-drop: "
-         "accuracy +0.001 [+0.000, +0.002])."),
-        (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "Use drophead. No method is better by more than"),
+        (runs("ad-drop", AHEAD), "ahead", "ad-drop", "accuracy +0.013 [+0.004, +0.022]."),
+        (runs("mixout", BEHIND), "all behind", "finetune", "(mixout: accuracy -0.015 [-0.020, -0.010])."),
+        (runs("r-drop", UNCLEAR), "undecided", "finetune", "(r-drop: accuracy +0.006 [-0.017, +0.029])."),
+        (runs("r-drop", SLIGHTLY, 200), "negligible", "finetune", "and none as good is clearly cheaper (r-drop: "),
+        (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "No method is better by more than"),
         (runs("ad-drop", THREE) + runs("r-drop", NOISY), "undecided", "finetune", "(r-drop: accuracy -0.018 ["),
-        ([], "alone", "finetune", "Use plain fine-tuning. No other method has a result."),
-        (runs("ad-drop", AHEAD[:3]), "few seeds", None,
-         "No recommendation yet. 3 seeds in common of ad-drop and plain fine-tuning are too few to tell: take 4 or "
-         "more."),
-        (runs("ad-drop", AHEAD) + runs("frozen", HIGH), "behind", "frozen",
-         "Use the linear model on the frozen encoder (frozen). Fine-tuning is not ahead of it (ad-drop: accuracy "
-         "-0.035 [-0.045, -0.024])."),
-        (runs("frozen", EQUAL), "negligible", "frozen",
-         "Fine-tuning is equivalent to it, within ±0.005 (plain fine-tuning: accuracy +0.001 [+0.000, +0.002])."),
-        (runs("frozen", NOISY), "undecided", "frozen",
-         "Fine-tuning is not significantly ahead of it (plain fine-tuning: accuracy +0.018 [-0.021, +0.057])."),
-        (runs("tfidf", HIGH[:3]), "few seeds", None,
-         "No recommendation yet. 3 seeds in common of plain fine-tuning and the TF-IDF model (tfidf) are too few"),
+        ([], "alone", "finetune", "No other method has a result."),
+        (runs("ad-drop", AHEAD[:3]), "few seeds", None, "3 seeds in common of ad-drop and plain fine-tuning are too"),
+        (runs("ad-drop", AHEAD) + runs("frozen", HIGH), "behind", "frozen", "accuracy -0.035 [-0.045, -0.024])."),
+        (runs("frozen", EQUAL), "negligible", "frozen", "(plain fine-tuning: accuracy +0.001 [+0.000, +0.002])."),
+        (runs("frozen", NOISY), "undecided", "frozen", "(plain fine-tuning: accuracy +0.018 [-0.021, +0.057])."),
+        (runs("tfidf", HIGH[:3]), "few seeds", None, "of plain fine-tuning and the TF-IDF model (tfidf) are too few"),
     ],
-)  # fmt: skip
-def test_what_is_recommended(others: list[Run], why: str, use: str | None, decision: str) -> None:
+)
+def test_what_is_recommended(others: list[Run], why: str, use: str | None, says: str) -> None:
     found = answer(FINETUNE + others)
-    assert (found.verdict.why, found.use) == (why, use)
-    assert decision in found.sentences[0]
+    assert (found.verdict.why, found.use) == (why, use) and says in found.sentences[0]
 
 
 def test_the_figures_follow_the_decision() -> None:
@@ -117,46 +90,13 @@ def test_the_figures_follow_the_decision() -> None:
         "plain fine-tuning, plain fine-tuning is ahead in 5 of 5 seeds, p = 0.011: accuracy +0.004 [+0.002, +0.007]; "
         "use the baseline where the time of training counts for more than 0.005.",
     )
-    groups = [("mixout", BEHIND), ("drophead", SLIGHTLY), ("hiddencut", (0.80,) * 5), ("attendout", HIGH[:2])]
-    every = sentences(runs("ad-drop", HIGH), runs("r-drop", NOISY), *(runs(name, found) for name, found in groups))
-    assert every[2:] == (
-        "Also significantly ahead: hiddencut.",
-        "Equivalent (within ±0.005): drophead.",
-        "Inconclusive: r-drop.",
-        "Significantly behind: mixout.",
-        "Not tested (fewer than 4 common seeds, or no scores by row): attendout.",
-    )
-
-
-def test_errors_have_the_digits_that_tell_them_apart() -> None:
-    given = FINETUNE + runs("ad-drop", AHEAD, 15_000) + runs("majority", LOW)
-
-    def scored(change: Any) -> Answer:
-        return answer([
-            run | {"metric": "neg_mse", "score": score, "row_scores": run["row_scores"] | {"blocks": [score] * 100}}
-            for run in given for score in [change(run["score"])]
-        ])  # fmt: skip
-
-    small, large = scored(lambda score: (score - 1) / 1e4), scored(lambda score: (score - 1) * 1e6)
-    assert "of plain fine-tuning: neg_mse +0.0000013 [" in small.sentences[0]
-    assert " 0.000 " not in " ".join([*small.lines(), small.markdown()])
-    assert "neg_mse +13000 [" in large.sentences[0] and "-237800 ± 10918" in large.lines()[-4]
-    assert large.lines()[-3].endswith("150x")
 
 
 def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     found = answer(runs("ad-drop", AHEAD))
     assert (found.verdict.why, found.use, row(found, "ad-drop").difference) == ("no reference", None, None)
-    decision, reason = found.decision
-    assert decision.startswith("No recommendation: plain fine-tuning, the reference, has no score") and reason == ""
-    nothing = "Nothing is compared with the reference: there are no intervals."
-    assert found.holds_for == answer(FINETUNE).holds_for == nothing
-    one = runs("finetune", PLAIN[:1])
-    for given in ([*FINETUNE, *runs("ad-drop", AHEAD[:1])], [*one, *runs("ad-drop", AHEAD)]):
-        assert answer(given).holds_for == "One seed gives no intervals."
-    against_baseline = answer([*one, *runs("ad-drop", AHEAD), *runs("tfidf", LOW, 5)])
+    against_baseline = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD), *runs("tfidf", LOW, 5)])
     assert (against_baseline.use, against_baseline.verdict.reference) == ("ad-drop", "tfidf")
-    assert against_baseline.holds_for.startswith("95 % CI (seeds × examples): for other seeds")
 
 
 def test_p_values_are_corrected_over_methods_and_not_for_baselines() -> None:
@@ -221,7 +161,7 @@ def right_on(rows: int, fraction: float) -> np.ndarray:
 def test_a_difference_that_rests_on_a_few_rows_is_not_significant() -> None:
     """All seeds agree that the method is right on two more of 300 rows: on these rows there is no doubt.
 
-    Nor do 100 rows that all agree on show that there is no difference, or many questions about few texts.
+    Nor do 100 rows that all agree on show that there is no difference.
     """
     found = answer(of_rows("finetune", right_on(300, 0.7)) + of_rows("ad-drop", right_on(300, 0.7067)))
     difference = row(found, "ad-drop").difference
@@ -233,9 +173,6 @@ def test_a_difference_that_rests_on_a_few_rows_is_not_significant() -> None:
     for rows, why in ((100, "undecided"), (3000, "negligible")):
         found = answer(of_rows("finetune", right_on(rows, 0.7)) + of_rows("r-drop", right_on(rows, 0.7), seconds=200))
         assert (found.use, found.verdict.why) == ("finetune", why)
-    of_texts = {"row_scores": {"rows": 3000, "data": "test", "blocks": [0.7] * 99}}
-    found = answer([run | of_texts for run in runs("finetune", [0.7] * 5) + runs("r-drop", [0.7] * 5)])
-    assert found.verdict.why == "undecided"
 
 
 @pytest.mark.parametrize("change", [{"row_scores": None}, {"row_scores": {"rows": 3, "data": "x", "blocks": [1, 2]}}])
@@ -244,8 +181,6 @@ def test_without_scores_on_the_same_rows_nothing_is_said_of_others(change: Run) 
     difference = row(found, "ad-drop").difference
     assert (difference.p_value, row(found, "ad-drop").p_holm, found.use) == (None, None, None)
     assert difference.seeds_only.low == pytest.approx(0.0041, abs=1e-4)
-    assert found.notes[0].endswith("so no 95 % CI (seeds × examples): ad-drop.")
-    assert found.sentences[0].endswith("compare in a new folder, with two evaluation rows or more.")  # not on one again
     assert found.holds_for.endswith("on these evaluation rows only.")
 
 
@@ -259,16 +194,13 @@ def test_what_differs_by_rounding_is_not_ahead() -> None:
 
 @pytest.mark.parametrize(("units", "blocks"), [(73, None), (15, 15)], ids=["rows", "texts"])
 def test_equal_predictions_have_no_interval_without_width(units: int, blocks: int | None) -> None:
-    """In words, in the table, in Markdown, in JSON and CSV; of 300 rows about 15 texts, 15 are counted."""
+    """Of 300 rows about 15 texts, 15 are counted."""
     right = {"rows": 73, "data": "test", "right": RowScores(np.ones(73, bool), 73, "").as_dict()["right"]}
     by_row = {"row_scores": {"rows": 300, "data": "test", "blocks": [0.8] * blocks} if blocks else right}
     found = answer([*runs("finetune", [0.8] * 5, **by_row), *runs("ad-drop", [0.8] * 5, **by_row)])
-    for text in ("\n".join(found.lines()), found.markdown()):
-        assert "0.000 [-" in text and "[0.000, 0.000]" not in text
     record = found.as_dict()["methods"][1]
     least = 1 - 0.05 ** (1 / units)
     assert (record["difference_low"], record["difference_high"]) == pytest.approx((-least, least))
-    assert (record["these_rows_low"], record["these_rows_high"], record["p"]) == (None, None, 1.0)
 
 
 def test_the_cheapest_is_recommended_of_those_that_are_ahead_by_the_same() -> None:
@@ -283,9 +215,7 @@ def test_times_are_compared_seed_by_seed_and_per_step() -> None:
     assert row(answer([*FINETUNE, *slow]), "ad-drop").cost == pytest.approx(2.1)
     plain = runs("finetune", PLAIN, steps=30, selection={"steps": 40, "history": [{"step": 50}, {"step": 60}]})
     fewer = runs("ad-drop", AHEAD, 80, steps=20, selection={"steps": 5, "history": [{"step": 20}]})
-    found = answer([*plain, *fewer, *runs("frozen", LOW, 10)])
-    assert row(found, "ad-drop").cost == pytest.approx(0.8 * 90 / 40)
-    assert row(found, "frozen").cost == pytest.approx(0.1)
+    assert row(answer([*plain, *fewer]), "ad-drop").cost == pytest.approx(0.8 * 90 / 40)
 
 
 # Pairs, failures and odd scores --------------------------------------------------------------------------------------
@@ -295,9 +225,6 @@ def test_only_common_seeds_are_compared_and_missing_runs_are_named() -> None:
     """Methods with too few of them are not tested."""
     found = answer([*FINETUNE, *runs("mixout", BEHIND), *runs("ad-drop", AHEAD[:3])])
     assert (found.verdict.why, found.verdict.groups["untested"]) == ("all behind", ("ad-drop",))
-    assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
-    none = answer([*runs("finetune", PLAIN[:1]), *runs("ad-drop", AHEAD[:2])[1:]])
-    assert none.sentences[0].startswith("No recommendation yet. 0 seeds in common of ad-drop and plain fine-tuning are")
     failed = [{"method": "ad-drop", "options": {}, "seed": 4, "error": "out of memory"}]
     found = answer([*FINETUNE, *runs("ad-drop", AHEAD[:4])], failed=failed)
     assert row(found, "ad-drop").difference.values == pytest.approx([0.007, 0.023, 0.012, 0.006])
@@ -311,38 +238,14 @@ def test_only_common_seeds_are_compared_and_missing_runs_are_named() -> None:
 
 
 def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> None:
-    """Also where its name has a full stop; and files of the same name are told apart."""
+    """Also where its name has a full stop."""
     asked, decided = ADDrop().options(), ADDrop(p=0.3, attribution="recorded", layers="all").options()
     found = answer([*runs("finetune", PLAIN), *runs("ad-drop", AHEAD, options=decided, config={"options": asked})])
     assert [row.label for row in found.rows] == ["finetune", "ad-drop"]
     named = "Here ad-drop means ad-drop p=0.3 attribution=recorded layers=all"
     assert f"{named}: there are many classes with few rows each." in found.notes
-    usual = ADDrop().for_data(classes=2, rows=100).options()
-    found = answer([*runs("finetune", PLAIN), *runs("ad-drop", AHEAD, options=usual, config={"options": asked})])
-    assert "means" not in " ".join(found.notes)
-    config = {"train_file": "a/train.csv", "label_column": "price"}
     named = [run | {"label": "No. 3"} for run in runs("ad-drop", AHEAD)]
-    found = answer([run | {"config": config} for run in [*FINETUNE, *named]])
-    assert (found.decision[0], found.decision[1][:5]) == ("Use No. 3.", "It is")
-    assert (found.task, found.data) == ("train.csv", "a/train.csv: price")
-
-
-@pytest.mark.parametrize(
-    ("config", "rows", "sampled"),
-    [
-        ({"train_file": "a/tr.csv", "eval_file": "a/dev.csv", "shots": 5}, "dev.csv (3000 rows), trained on tr.csv",
-         "other samples of 5 training rows per class, and other evaluation rows like those of dev.csv"),
-        ({"train_file": "t.csv", "test_fraction": 0.25, "max_train_samples": 256}, "25 % of t.csv, set aside (3000",
-         "256 training rows, and other evaluation rows like those of t.csv"),
-        ({"train_file": "t.csv", "test_fraction": 0.25, "ood": True}, "a random part of t.csv, set aside (3000",
-         "the same training rows, and other evaluation rows like those of t.csv"),  # the fraction of the other rows
-        ({"task": "cola", "train_file": None, "eval_file": None}, "cola (3000 rows)", "rows like those of files"),
-    ],
-)  # fmt: skip
-def test_an_answer_says_what_it_is_on_and_what_is_sampled(config: Run, rows: str, sampled: str) -> None:
-    found = answer([*runs("finetune", PLAIN, config=config), *runs("r-drop", UNCLEAR, config=config)])
-    assert any(line.startswith(f"accuracy of minilm on {rows}") for line in found.lines())
-    assert sampled in found.lines()[-1]
+    assert answer([*FINETUNE, *named]).decision[0] == "Use No. 3."
 
 
 @pytest.mark.parametrize(
@@ -378,20 +281,8 @@ def test_scores_that_flatter_are_marked(name: str) -> None:
 
 # Output --------------------------------------------------------------------------------------------------------------
 
-FOUND = answer([*FINETUNE, *runs("ad-drop", AHEAD, 210), *runs("majority", [0.013] * 4, 0.001)])
 
-
-def test_lines_and_markdown_have_the_answer_the_table_and_every_seed() -> None:
-    lines, text = FOUND.lines(), FOUND.markdown()
-    says = "It is significantly ahead of plain fine-tuning"
-    assert lines[0].startswith(f"Use ad-drop. {says}") and text.startswith(f"**Use ad-drop.** {says}")
-    assert lines[lines.index("") + 1] == "accuracy of minilm on files (3000 rows):"
-    (ad_drop,) = (line for line in lines if line.startswith("ad-drop  "))
-    assert " ".join(ad_drop.split()) == (
-        "ad-drop 5 0.775 ± 0.008 +0.013 [+0.004, +0.022] [+0.004, +0.022] 0.015 1.00 2.1x"
-    )
-    assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
-    assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text
+def test_texts_of_users_are_no_markup() -> None:
     error = {"method": "r-drop", "options": {}, "seed": 1, "error": "got <class 'int'>\nfor *args, [a](b), `__all__`"}
     of_file = [run | {"config": {"train_file": "max_rows_*.csv"}, "label": "_a*"} for run in FINETUNE]
     text = answer(of_file, "_a*", failed=[error]).markdown()  # as it is, and not as markup
@@ -399,20 +290,14 @@ def test_lines_and_markdown_have_the_answer_the_table_and_every_seed() -> None:
     assert r"on max_rows\_\*.csv (3000 rows):" in text and text.count(r"| \_a\* | ") == 2 and r"Use \_a\*." in text
 
 
-def test_a_decision_follows_from_json_alone_and_csv_holds_the_table() -> None:
+def test_a_decision_follows_from_json_alone() -> None:
     """Plain fine-tuning and one method are ahead of the baseline, and the method of plain fine-tuning."""
-    table = list(csv.DictReader(io.StringIO(csv_of_records(FOUND.records()))))
-    assert [line["label"] for line in table] == ["finetune", "ad-drop", "majority"]
-    assert float(table[1]["difference"]) == pytest.approx(0.013) and table[2]["seed_4"] == ""
-    method = FOUND.as_dict()["methods"][1]
-    assert method["differences"] == pytest.approx([0.007, 0.023, 0.012, 0.006, 0.017])
-    assert (method["ahead"], method["pairs"], method["components"]["rows"]) == (1, 5, 3000)
     few = runs("mixout", AHEAD[:3])
     every = [*FINETUNE, *runs("ad-drop", AHEAD), *runs("drophead", BEHIND), *few, *runs("majority", LOW)]
     found = json.loads(json.dumps(answer(every).as_dict()))
     assert (found["use"], found["why"], found["baseline"]) == ("ad-drop", "ahead", "majority")
-    groups = {"ahead": ["ad-drop"], "equivalent": [], "inconclusive": [], "behind": ["drophead"]}
-    assert found["groups"] == groups | {"untested": ["mixout"]}
+    expected = {"ahead": ["ad-drop"], "behind": ["drophead"], "untested": ["mixout"]}
+    assert {name: group for name, group in found["groups"].items() if group} == expected
     leads = found["baseline_leads"]
     p_values = {label: each["p_holm"] for label, each in leads.items()}
     assert p_values["mixout"] is None and leads["mixout"]["seeds"] == 3  # too few to be tested

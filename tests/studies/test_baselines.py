@@ -14,14 +14,11 @@ from helpers import tiny
 
 import attendrop
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import build_method
-from attendrop.reports.attention_maps import load_stages
 from attendrop.runs.config import RunConfig, Source, partial_of
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import BaselineModel
-from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
@@ -78,14 +75,9 @@ def test_metrics_are_those_of_a_run(folder: Path) -> None:
     run = train(config(folder, "run", method="finetune", max_steps=1))
     metrics = run_baseline(config(folder, "frozen"), "frozen")
     assert metrics.keys() - {"total_seconds"} <= run.keys()
-    for name in ("task", "model", "seed", "protocol", "metric"):
-        assert metrics[name] == run[name]
     assert (metrics["method"], metrics["options"], metrics["config"]["method"]) == ("frozen", {}, "finetune")
-    assert 0 < metrics["train_seconds"] <= metrics["total_seconds"]
     assert metrics == tiny.read_metrics(folder / "frozen")
     assert [row.label for row in answer([run, metrics]).rows] == ["finetune", "frozen"]
-    with pytest.raises(AttendropError, match="frozen"):
-        run_baseline(config(folder, "unknown"), "frosen")
 
 
 def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
@@ -121,12 +113,8 @@ def test_a_baseline_that_was_killed_starts_over_and_a_finished_one_does_not(
     assert (partial_of(place) / "run.json").exists() and not place.exists()
     metrics = run_baseline(given, "majority")
     assert metrics["score"] == 0.25
-    files = {"run.json", "metrics.json", "dev_predictions.parquet"}
-    assert {path.name for path in place.iterdir()} == files
     with pytest.raises(AttendropError, match="holds a run of majority; name another folder"):
         run_baseline(given, "tfidf")
-    with pytest.raises(AttendropError, match="holds a run of majority; name another folder"):
-        train(given, resume=True)
     with pytest.raises(AttendropError, match=r"began with seed=0, not 1"):
         run_baseline(config(folder, "again", seed=1), "majority")
     monkeypatch.setattr(baselines, "resolve_run", None)
@@ -136,52 +124,36 @@ def test_a_baseline_that_was_killed_starts_over_and_a_finished_one_does_not(
 # Models --------------------------------------------------------------------------------------------------------------
 
 
-def kept_predictions(given: RunConfig, name: str) -> tuple[list[Any], list[dict[str, str]]]:
-    """Keep a baseline; return what it predicted when it was scored, and the rows that `predict` wrote then."""
+@pytest.mark.parametrize(("name", "label"), [("majority", "number"), ("frozen", "label")])
+def test_a_kept_baseline_predicts_what_was_scored(name: str, label: str, folder: Path, tmp_path: Path) -> None:
+    kind = "class" if label == "label" else "number"
+    given = config(folder, f"kept-{name}", label_column=label, label_type=kind)
     metrics = run_baseline(given, name, keep_model=True)
-    place, file = Path(given.output_dir), Path(given.output_dir).with_suffix(".csv")
-    scored = pyarrow.parquet.read_table(place / PREDICTIONS)["prediction"].to_pylist()
-    source = Source(file=given.eval_file, text_columns=given.text_columns, device="cpu")
-    predict(str(place), source, str(file))
+    place, file = Path(given.output_dir), tmp_path / "predicted.csv"
     found = evaluate(str(place), Source(file=given.eval_file, device="cpu"))
     assert found["all_scores"] == pytest.approx(metrics["all_scores"]["dev"], rel=1e-6)
-    with file.open() as lines:
-        return scored, list(csv.DictReader(lines))
-
-
-@pytest.mark.parametrize(("name", "kind"), [("majority", "number"), ("tfidf", "label"), ("frozen", "label")])
-def test_a_kept_baseline_predicts_what_was_scored(name: str, kind: str, folder: Path) -> None:
-    label = {"label_column": kind, "label_type": "class" if kind == "label" else "number"}
-    given = config(folder, f"kept-{kind}-{name}", **label)
-    scored, found = kept_predictions(given, name)
-    if kind == "label":
-        names = sorted(NAMES)
-        assert [row["label"] for row in found] == [names[number] for number in scored]
+    predict(str(place), Source(file=given.eval_file, text_columns=given.text_columns, device="cpu"), str(file))
+    shown = "label" if kind == "class" else "score"
+    predicted = [row[shown] for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines())]
+    scored = pyarrow.parquet.read_table(place / PREDICTIONS)["prediction"].to_pylist()
+    if kind == "class":
+        assert predicted == [sorted(NAMES)[number] for number in scored]
     else:
-        assert [float(row["score"]) for row in found] == pytest.approx(scored, rel=1e-6)
-    with Path(given.eval_file).open() as lines:
-        texts = [(row["sentence1"], row["sentence2"]) for row in csv.DictReader(lines)]
-    answers = attendrop.load(given.output_dir).predict(texts)
-    assert list(map(str, answers)) == [row["label" if kind == "label" else "score"] for row in found]
-    card = (Path(given.output_dir) / "README.md").read_text()
-    assert f"Baseline {name}" in card and "dev: " in card and "attendrop.load(folder).predict([" in card
+        assert list(map(float, predicted)) == pytest.approx(scored, rel=1e-6)
+    lines = Path(given.eval_file).read_text(encoding="utf-8").splitlines()
+    texts = [(row["sentence1"], row["sentence2"]) for row in csv.DictReader(lines)]
+    assert list(map(str, attendrop.load(place).predict(texts))) == predicted
 
 
 def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None:
     place = str(tmp_path / "kept")
     run_baseline(config(folder, place), "tfidf", keep_model=True)
     for refused in (
-        lambda: prune_run(place, str(tmp_path / "pruned")),
         lambda: export_run(place, str(tmp_path / "exported")),
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
-        lambda: load_stages(place, None, build_method("ad-drop"), seed=0, device="cpu"),
     ):
         with pytest.raises(AttendropError, match=r"is a baseline without attention, "):
             refused()
-    weights = tmp_path / "kept" / "baseline.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(AttendropError, match=r"the SHA-256 of baseline\.safetensors is not that in its run\.json"):
-        attendrop.load(place)
 
 
 # SetFit --------------------------------------------------------------------------------------------------------------
@@ -210,17 +182,9 @@ def test_the_encoder_learns_and_nothing_else_changes(few_steps: Any) -> None:
         assert changed and all("encoder" in name or "embeddings" in name for name in changed)
         tuned.append({name: after[name] for name in changed})
     assert all(torch.equal(value, tuned[1][name]) for name, value in tuned[0].items())
-    scored = run_baseline(few_steps(output="scored"), "setfit", keep_model=True)
-    assert scored["method"] == "setfit" and scored["row_scores"]["rows"] == 24
-    found = evaluate(scored["output_dir"], Source(file=few_steps().eval_file, device="cpu"))
-    assert found["score"] == scored["score"]
 
 
-def test_what_setfit_cannot_learn_from_is_refused(folder: Path, few_steps: Any) -> None:
+def test_what_setfit_cannot_learn_from_is_refused(few_steps: Any) -> None:
     assert "setfit" in defined_for(resolve_run(few_steps()).task)
-    for options in ({"text_columns": ("sentence1", "sentence2")}, {"label_type": "labels"}):
-        with pytest.raises(AttendropError, match=r"'setfit' is not defined .* choose from majority, tfidf, frozen"):
-            run_baseline(few_steps(output=str(len(options)) + "refused", **options), "setfit")
-    tiny.save_tiny_gpt2(folder / "gpt2")
-    with pytest.raises(AttendropError, match="for encoders"):
-        run_baseline(few_steps(model=str(folder / "gpt2"), output="gpt2-run"), "setfit")
+    with pytest.raises(AttendropError, match=r"'setfit' is not defined .* choose from majority, tfidf, frozen"):
+        run_baseline(few_steps(output="refused", text_columns=("sentence1", "sentence2")), "setfit")

@@ -10,7 +10,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from attendrop.studies.compare import (
     Trial,
     best_model,
     choose,
-    final_runs,
     run_comparison,
     search_settings,
 )
@@ -69,7 +67,8 @@ class Runner:
         for spec in specs:
             self.asked.append(spec)
             found = self.score(spec)
-            metrics = spec.described() | {"selection_score": found, "score": found, "train_seconds": 1.0}
+            on_evaluation_rows = found if spec.config.seed < 1000 else 0.0  # which no search may look at
+            metrics = spec.described() | {"selection_score": found, "score": on_evaluation_rows, "train_seconds": 1.0}
             metrics |= {"task": "files", "model": "m", "metric": "accuracy", "data": {"rows": {"dev": 12}}}
             metrics["training"] = {"learning_rate": spec.config.learning_rate or 0.01}
             metrics["options"] = {} if spec.baseline else spec.config.regularizer.options() | self.decided
@@ -85,17 +84,6 @@ def run_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a runner run comparisons."""
     (folder / "answer").mkdir()
     return lambda runner: monkeypatch.setattr(compare_module, "open_runner", lambda *_, **__: nullcontext(runner))
-
-
-def test_settings_with_learning_rates_are_rows_of_their_own(folder: Path) -> None:
-    of = comparison(folder, methods=["mixout", MethodSetting("mixout", {"p": "0.9"}, 4e-3)])
-    results = Runner().run(final_runs(of, {each.label: each for each in of.methods}))
-    assert {row.label for row in answer([each.run for each in results]).rows} == {
-        *("finetune", "mixout", "mixout p=0.9 learning_rate=0.004", "majority"),
-    }
-    recommended: Any = SimpleNamespace(use="mixout p=0.9 learning_rate=0.004")
-    kept = best_model(recommended, results, of.config, resolve_run(of.config).task.type, folder)
-    assert (kept.config.learning_rate, kept.options["p"]) == (4e-3, 0.9)
 
 
 def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path, run_by: Any) -> None:
@@ -126,9 +114,6 @@ def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: A
     assert planned == [2 * 12 + 2 * 3, len(runner.asked)]
     failed = [trial["scores"] for trial in found["trials"]["mixout"] if trial["setting"].startswith("p=0.5")]
     assert failed and all(scores == [None] for scores in failed)
-    tried = len(found["trials"]["mixout"])
-    told = f"mixout: {found['chosen']['mixout']}, of {tried} settings ({len(failed)} failed) on selection rows."
-    assert told in outcome.lines() and told in (folder / "answer" / "answer.md").read_text(encoding="utf-8")
 
 
 def test_the_answer_is_written_whatever_becomes_of_the_model(
@@ -147,19 +132,18 @@ def test_the_answer_is_written_whatever_becomes_of_the_model(
 def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Comparison] = []
     monkeypatch.setattr(compare_module, "run_comparison", lambda comparison, **_: asked.append(comparison))
-    data = {"train_file": str(folder / "train.csv"), "text_columns": ("sentence1",), "label_column": "label"}
+    data = {"train_file": folder / "train.csv", "text_columns": ("sentence1",), "label_column": "label"}
     methods = [ADDrop(p=0.2), ADDrop(p=0.4, q=0.2), "finetune"]
-    attendrop.compare(output_dir="answer", methods=methods, baselines=("tfidf", "majority"), trials=3, **data)
+    attendrop.compare(output_dir=Path("answer"), methods=methods, baselines=("tfidf", "majority"), trials=3, **data)
     assert [each.label for each in asked[0].methods] == ["finetune", "ad-drop p=0.2", "ad-drop p=0.4 q=0.2"]
     assert (asked[0].trials, asked[0].config.test_fraction) == (3, 0.25)  # a part is set aside
-    named = replace(asked[0], methods="r-drop, mixout").methods
-    assert [each.label for each in named] == ["finetune", "r-drop", "mixout"]
-    single = replace(asked[0], methods=ADDrop(p=0.2), baselines=None)
-    assert ([each.label for each in single.methods], single.baselines) == (["finetune", "ad-drop p=0.2"], ())
-    attendrop.compare(output_dir=Path("answer"), methods="r-drop", **data | {"train_file": folder / "train.csv"})
-    assert asked[1].config.train_file == data["train_file"]
+    assert asked[0].config.train_file == str(folder / "train.csv")
     slower = MethodSetting("finetune", learning_rate=1e-3)
-    assert replace(asked[0], methods=["r-drop", slower]).methods == (slower, MethodSetting("r-drop"))
+    for methods, expected in (
+        ("r-drop, mixout", (MethodSetting("finetune"), MethodSetting("r-drop"), MethodSetting("mixout"))),
+        (["r-drop", slower], (slower, MethodSetting("r-drop"))),
+    ):
+        assert replace(asked[0], methods=methods).methods == expected
     both = replace(asked[0], methods=MethodSetting("ad-drop+r-drop", {"ad_drop": {"p": 0.3}, "r-drop.alpha": 2.0}))
     assert both.methods[1].options == {"ad-drop.p": 0.3, "r-drop.alpha": 2.0}  # by any of their names
     for wrong, told in (({"method": "r-drop"}, "no option 'method'; did you mean 'methods'"),
@@ -173,7 +157,6 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
         ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
-        ({"methods": ["finetune", MethodSetting("finetune", {}, 1e-3)]}, "finetune learning_rate=0.001 is to be"),
         ({"methods": [ADDrop]}, r"A method is an object, such as ADDrop\(\), and not "),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
         (
@@ -200,22 +183,22 @@ def search(folder: Path, runner: Runner, *defaults: MethodSetting, seed: int = 0
     return search_settings(config, defaults or (MethodSetting("finetune"), DEFAULT), perform=runner.run, **chosen)
 
 
+def near_one_rate(spec: RunSpec) -> float:
+    return -abs(math.log(spec.config.learning_rate or 0.01) + 5)
+
+
 def test_all_methods_have_the_same_number_of_settings_each_once_and_the_same_again(folder: Path) -> None:
     """So a search that was stopped goes on with its finished runs: the seed and the scores decide."""
-    found = search(folder, Runner(), trials=5)
-    assert {name: len(trials) for name, trials in found.items()} == {"finetune": 5, "ad-drop": 5}
-    for name, trials in found.items():
-        assert trials[0].setting == MethodSetting(name)
-        assert len({repr(trial.setting) for trial in trials}) == 5
-        assert all(trial.scores == [0.5, 0.5] for trial in trials)
-    assert all(trial.setting.options == {} for trial in found["finetune"])
+    found = search(folder, Runner(near_one_rate), trials=9)
+    for name in ("finetune", "ad-drop"):
+        assert found[name][0].setting == MethodSetting(name)
+        assert len({repr(trial.setting) for trial in found[name]}) == 9
     rates = [trial.setting.learning_rate for trial in found["finetune"][1:]]
     assert all(0.01 / MOST_FACTOR <= rate <= 0.01 * MOST_FACTOR for rate in rates)
-    score = {"score": lambda spec: -abs(math.log(spec.config.learning_rate or 0.01) + 5)}
-    one, other = (search(folder, Runner(**score), trials=9) for _ in range(2))
-    assert one == other and search(folder, Runner(**score), trials=5)["ad-drop"] == one["ad-drop"][:5]
-    assert search(folder, Runner(**score), trials=9, seed=1) != one
-    assert search(folder, Runner(lambda spec: -score["score"](spec)), trials=9) != one
+    assert search(folder, Runner(near_one_rate), trials=9) == found
+    assert search(folder, Runner(near_one_rate), trials=5)["ad-drop"] == found["ad-drop"][:5]
+    assert search(folder, Runner(near_one_rate), trials=9, seed=1) != found
+    assert search(folder, Runner(), trials=9) != found
 
 
 def test_settings_are_around_what_the_data_decided_and_keep_what_they_differ_in(folder: Path) -> None:
@@ -225,13 +208,10 @@ def test_settings_are_around_what_the_data_decided_and_keep_what_they_differ_in(
     changed = [trial.setting.options for trial in found[1:] if trial.setting.options]
     assert found[0].setting.options == {} and {options["attribution"] for options in changed} == {"recorded"}
     assert len({options["p"] for options in changed}) > 1
-    found = search(
-        folder, Runner(), DEFAULT, OTHER, MethodSetting("mixout"), MethodSetting("ad-drop+r-drop"), trials=12
-    )
+    found = search(folder, Runner(), DEFAULT, OTHER, MethodSetting("ad-drop+r-drop"), trials=12)
     tried = {label: [trial.setting.options for trial in trials] for label, trials in found.items()}
     assert all("p" not in options or options["p"] == 0.1 for options in tried["ad-drop"])
     assert all(options["p"] == 0.5 for options in tried["ad-drop p=0.5"])
-    assert any("p" in options for options in tried["mixout"])
     assert {"ad-drop.p", "r-drop.alpha"} <= {name for options in tried["ad-drop+r-drop"] for name in options}
 
 
@@ -257,9 +237,7 @@ def test_settings_are_scored_on_held_out_rows_and_a_default_that_fails_is_not_se
         ([0.5, 0.5, 0.5], [0.9, 0.3, 0.4], DEFAULT),  # better on average by less than its standard error
         ([0.5, 0.5, 0.5], [0.62, 0.48, 0.55], OTHER),  # by more than its standard error, less than its deviation
         ([0.5, 0.5, 0.5], [0.9, None, 0.9], DEFAULT),
-        ([None, 0.8, 0.8], [0.1, 0.8, 0.81], DEFAULT),  # better by no more than its standard error where both ran
         ([None, 0.8, 0.8], [0.1, 0.9, 0.9], OTHER),
-        ([None, None, None], [0.1, 0.2, 0.1], OTHER),
         ([0.5], [0.6], OTHER),
     ],
 )
@@ -284,17 +262,11 @@ def kept(config: RunConfig, recommended: str, decided: dict[str, Any] | None = N
         own = dataclasses.replace(config, method="finetune" if baseline else name, options=options)
         for seed in range(5):
             score = level + seed / 1000
-            metrics: dict[str, Any] = {
-                "task": "files",
-                "model": "m",
-                "metric": "accuracy",
-                "method": name,
-                "seed": seed,
-            }
+            metrics: dict[str, Any] = {"task": "files", "model": "m", "metric": "accuracy"}
+            metrics |= {"method": name, "seed": seed}
             own_options = own.regularizer.options() | (decided or {} if name != "finetune" else {})
             metrics |= {"options": {} if baseline else own_options, "score": score, "train_seconds": 1.0}
-            metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
-            metrics |= {"row_scores": {"rows": 3000, "data": "", "blocks": [score] * 100}}
+            metrics |= {"row_scores": {"rows": 3000, "data": "", "blocks": [score] * 100}, "data": {"rows": {}}}
             spec = RunSpec(dataclasses.replace(own, seed=seed), baseline)
             results.append(Event("finished", spec, Path(f"{name}-{seed}"), metrics))
     found = answer([each.run for each in results])
@@ -314,8 +286,6 @@ HELD = {"test_fraction": 0.25}  # rows that a run needs stay held out
         ({}, "mixout", None, ALL | {"method": "mixout", "seed": 0, "selection_fraction": 0.0, "refit": False}),
         ({"lora": {"r": 2}, "patience": 2}, "frozen", None, FROZEN),  # a linear model on the encoder
         ({"protocol": "paper"}, "tfidf", "tfidf", ALL | {"protocol": "held-out"}),  # no model of transformers
-        ({"model": "gpt2"}, "frozen", "frozen", ALL | {"protocol": "held-out"}),
-        ({"patience": 2}, "mixout", None, ALL),
         ({"protocol": "paper"}, "mixout", None, HELD),  # chooses the epoch on the evaluation rows
         ({}, "attendout", None, HELD),  # is rewarded on them
     ],
@@ -323,9 +293,8 @@ HELD = {"test_fraction": 0.25}  # rows that a run needs stay held out
 def test_the_recommended_model_is_trained_on_all_rows(
     folder: Path, options: dict[str, Any], recommended: str, baseline: str | None, expected: dict[str, Any]
 ) -> None:
-    tiny.save_tiny_gpt2(folder / "gpt2")
     given = {"method": "finetune", "selection_fraction": None, "refit": None, "eval_file": None, "test_fraction": 0.25}
-    given |= options | {"model": f"{folder}/{options.get('model', 'model')}"}
+    given |= options
     found = kept(tiny.config(folder, "answer", **given), recommended)
     assert found[0] == baseline and found[1].output_dir == f"{folder}/answer/best"
     assert {name: getattr(found[1], name) for name in expected} == expected
@@ -342,17 +311,14 @@ def test_what_the_data_decided_for_the_scores_holds_for_the_model(folder: Path) 
 # Whole comparisons ----------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "attendrop")
+def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path) -> None:
     asked = comparison(folder, eval_file=None, test_fraction=0.25, seeds=1, max_steps=1)
     best, events = folder / "answer" / "best", list[Any]()
     outcome = run_comparison(asked, workers=0, on_event=events.append)
     assert (events[-1].kind, events[-1].folder, events[-1].metrics) == ("finished", best, tiny.read_metrics(best))
-    assert caplog.text.count("Data: classification, 2 classes") == 1  # of the model that is kept
     assert {row.label: row.n for row in outcome.answer.rows} == {"finetune": 1, "mixout": 1, "majority": 1}
     assert tiny.read_metrics(best)["data"]["rows"]["train"] == 40  # all rows, those of the evaluation among them
     assert (best / "model.safetensors").exists()
-    assert not list((folder / "answer" / "runs").glob("*/*.safetensors"))
 
     events.clear()
     finished = (best / "metrics.json").stat().st_mtime_ns
@@ -363,10 +329,6 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     assert (best / "metrics.json").stat().st_mtime_ns == finished
     found = json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
     assert (found["best"], found["kept"]) == (str(best), "finetune")
-    card = (best / "README.md").read_text(encoding="utf-8").split("## In the comparison\n\n")[1]
-    row = next(row for row in found["methods"] if row["label"] == found["kept"])
-    assert card.startswith(f"`finetune`: accuracy {row['mean']:.4f} ± {row['std']:.4f} (2 seeds, mean")
-    assert f"on {found['scored_on']}" in card and "(10 rows)" in found["scored_on"]
     best.rename(partial_of(best))  # killed before this model was put in its place
     run_comparison(replace(asked, seeds=2), workers=0)
     assert (best / "metrics.json").stat().st_mtime_ns == finished and not partial_of(best).exists()
@@ -377,9 +339,8 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     [
         ({"changed": "train.csv"}, r"with other content of the data\. Only"),
         ({"changed": "model/config.json"}, r"with other files of the model\. Only"),
-        ({"model": "moved/model", "train_file": "moved/train.csv"}, None),
+        ({"model": "moved/model"}, None),
         ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
-        ({"eval_file": None}, "with other content of the data; eval_file='dev.csv', not None. Only"),
         ({"seeds": 3, "methods": [MethodSetting("r-drop")], "trials": 1}, None),
     ],
 )
@@ -387,18 +348,15 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str | None
 ) -> None:
     monkeypatch.chdir(folder)
-    found, options, begun = folder / "answer", dict(options), comparison(folder)
-    begun.check_record()
-    found.mkdir()
-    (found / "comparison.json").write_text(json.dumps(begun.record()), encoding="utf-8")
+    options, begun = dict(options), comparison(folder)
+    (folder / "answer").mkdir()
+    (folder / "answer" / "comparison.json").write_text(json.dumps(begun.record()), encoding="utf-8")
     comparison(folder, max_steps=5).check_record()  # there is no answer yet
-    (found / "compared.json").write_text("{}", encoding="utf-8")
+    (folder / "answer" / "compared.json").write_text("{}", encoding="utf-8")
     tiny.write_data(folder / "moved")
     shutil.copytree(folder / "model", folder / "moved/model")
     if changed := options.pop("changed", None):
         (folder / changed).write_text((folder / changed).read_text() + "\n")
-    if "train_file" in options:
-        options["train_file"] = str(folder / options["train_file"])
     now = comparison(folder, **options)
     if message is None:
         return now.check_record()
