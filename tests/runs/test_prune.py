@@ -18,7 +18,6 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.prune import change_of_score, prune_run
-from attendrop.runs.run_folder import locked
 from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import train
 
@@ -85,29 +84,6 @@ def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tm
     found = tiny.read_metrics(tmp_path / "out")["pruned"]
     assert found["layers"] == []
     assert found["speed"] is found["selection"]["difference"] is found["all_scores"]["dev"]["difference"] is None
-
-
-def test_pruning_that_was_stopped_can_be_started_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("attendrop.runs.prune.write_json", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            pruned(folder, tmp_path / "out", layers="1,")
-    assert not list(tmp_path.iterdir())
-    killed = tmp_path / ".out.partial" / "out"  # a process that is killed cannot clean up
-    killed.mkdir(parents=True)
-    (killed / "model.safetensors").write_bytes(b"half")
-    with locked(killed.parent), pytest.raises(AttendropError, match="in use by process"):
-        pruned(folder, tmp_path / "out", layers="1,")
-    pruned(folder, tmp_path / "out", layers="1,")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert attendrop.load(tmp_path / "out").layers == (1,)
-    permissions = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
-    assert len(permissions) == 1
 
 
 def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
