@@ -12,7 +12,7 @@ from helpers import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attendrop.errors import AttendropError
-from attendrop.runs.data import Parts, data_report, encode_parts, report_table, report_warnings
+from attendrop.runs.data import Parts, data_report, encode_parts, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.types.base import TaskType
@@ -58,7 +58,8 @@ DEV = [("the dog", "no"), ("near", "yes"), ("the dog", "no"), ("xxx", "no")]
 
 
 def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    parts = report_of(tokenizer, TRAIN, DEV)["parts"]
+    report = report_of(tokenizer, TRAIN, DEV)
+    parts = report["parts"]
     assert parts["train"] == {
         "rows": 7, "classes": {"no": 3, "yes": 4}, "truncated": 1, "unknown": 1, "duplicates": 2,
     }  # fmt: skip
@@ -66,20 +67,18 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
         "rows": 4, "classes": {"no": 3, "yes": 1}, "truncated": 0, "unknown": 1, "duplicates": 1, "in_train": 2,
     }  # fmt: skip
 
-
-def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    long = [(" ".join(["the cat"] * 20), "no"), ("a dog", "yes")]  # of a model of 32 tokens
-    assert report_of(tokenizer, long, DEV, max_length=128)["parts"]["train"]["truncated"] == 1
-
-
-def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    assert list(report_warnings(report_of(tokenizer, TRAIN, DEV), YES_NO)) == [
+    assert list(report_warnings(report, YES_NO)) == [
         "2 of 4 rows of dev (50.0 %) have a text that is in train, too: the score on them is optimistic.",
         "1 text of train has several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
         "2 rows of train repeat the text of another row.",
         "1 of 7 rows of train have no token that the model knows.",
         "1 of 4 rows of dev have no token that the model knows.",
     ]
+
+
+def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    long = [(" ".join(["the cat"] * 20), "no"), ("a dog", "yes")]  # of a model of 32 tokens
+    assert report_of(tokenizer, long, DEV, max_length=128)["parts"]["train"]["truncated"] == 1
 
 
 @pytest.mark.parametrize("part", ["train", "dev"])
@@ -106,17 +105,6 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
         "No row of train has one of these classes, which cannot be learnt: 'neg'.",
         "These classes occur once, in a row that is trained on, so that no score is of them: 'Pos', 'pos'.",
     ]
-    report["similar_classes"] = [["A", "a"]] * 7
-    assert next(report_warnings(report, task_type)).endswith("; 'A' and 'a'; 2 more pairs.")
-
-
-def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    names = tuple(f"intent {n}" for n in range(77))
-    rows = [("the cat", names[n % 77]) for n in range(80)]
-    task_type = Classification(names)
-    lines = report_table(report_of(tokenizer, rows, rows[:1], task_type), task_type).splitlines()
-    assert lines[0] == "Data: classification, 77 classes" and len(lines) == 5
-    assert lines[3].split() == ["rows", "of", "a", "class", "1", "to", "2", "0", "to", "1"]
 
 
 def test_training_texts_that_resemble_each_other_are_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from attendrop.methods.core.registry import method_names
 from attendrop.runs.config import RunConfig, Source
 from attendrop.runs.inference import predict
 from attendrop.runs.train import train
-from attendrop.studies.compare import compare
-from attendrop.studies.run_specs import CHEAP
 from attendrop.support.files import finite
 from attendrop.tasks.metrics import PREDICTIONS, RowScores
 
@@ -62,10 +59,6 @@ COMMANDS: dict[str, list[str]] = {
     "attend": [TEXT, "--output", "OUT/page.html"],
 }
 REFUSED: dict[str, tuple[str, ...]] = {"translation": tuple(COMMANDS), "multiple-choice": ("attend",)}
-_ALL = {*CHEAP}
-BASELINES: dict[str, set[str]] = {"token-classification": {"majority"}, "multiple-choice": {"majority"}} | {
-    kind: _ALL for kind in ("classification", "regression", "multi-label-classification")
-}
 KINDS = [pytest.param(kind, marks=() if place in (0, 5) else pytest.mark.slow) for place, kind in enumerate(EXAMPLES)]
 
 
@@ -119,9 +112,8 @@ def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, fold
     keys = product((kind, "*"), (family, "*"), (method, "*"))
     message = next((REFUSED_METHODS[key] for key in keys if key in REFUSED_METHODS), None)
     if message is not None:
-        with pytest.raises(AttendropError, match=message) as refused:
+        with pytest.raises(AttendropError, match=message):
             train(config)
-        assert re.fullmatch(r"\S[^\n]*\.", str(refused.value)), "a refusal is one line that ends with a full stop"
         assert not run.exists()
         return
     metrics = train(config, keep_model=False, callbacks=[weights])
@@ -132,7 +124,7 @@ def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, fold
     # The score is kept by row, and so are the predictions.
     found = RowScores.from_dict(metrics["row_scores"])
     predictions = pyarrow.parquet.read_table(run / PREDICTIONS)["prediction"]
-    assert found.rows == len(predictions) == metrics["data"]["rows"]["dev"] and 2 <= len(found.values) <= found.rows
+    assert found.rows == len(predictions) == metrics["data"]["rows"]["dev"]
     if found.values.dtype == bool:
         assert found.values.mean() == metrics["score"]
     assert np.isfinite(found.values).all()
@@ -171,23 +163,15 @@ def test_a_resumed_run_ends_the_same_and_is_used_as_its_card_says(
     run, output, file = trained(folder, kind), tmp_path / "out.jsonl", folder / f"{kind}-dev.jsonl"
     given, made = USAGE[kind]
     names: dict[str, Any] = {"folder": str(run), **given}
-    for block in (run / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]:
+    for block in (run / "README.md").read_text().split("```python\n")[1:]:
         exec(block.split("```")[0], names)
     assert {"answers", made} <= names.keys()
     assert tiny.read_metrics(run)["all_scores"]["dev"] == score(run, capsys)
     predict(str(run), Source(file=str(file), device="cpu"), str(output))
-    expected = [[*json.loads(line).values()][1] for line in output.read_text(encoding="utf-8").splitlines()]
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    expected = [[*json.loads(line).values()][1] for line in output.read_text().splitlines()]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
     texts = [tuple(row[name] for name in EXAMPLES[kind].texts) for row in rows]
     assert finite(attendrop.load(run).predict(texts)) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_an_adapter_is_trained_and_scored(folder: Path, tmp_path: Path, kind: str, capsys: Captured) -> None:
-    adapter = {"lora": {"r": 2, "targets": "all-linear"}, "method": "finetune", "max_steps": 2}
-    metrics = train(RunConfig(**(options(folder, kind) | adapter), output_dir=str(tmp_path / "run")))
-    assert metrics["all_scores"]["dev"] == score(tmp_path / "run", capsys)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +195,3 @@ def test_other_commands_work_or_are_refused(
         assert not list(tmp_path.iterdir())
     elif command == "prune":
         assert tiny.read_metrics(tmp_path / "pruned")["all_scores"]["dev"] == score(tmp_path / "pruned", capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXAMPLES)
-def test_a_comparison_has_the_baselines_that_are_defined(folder: Path, tmp_path: Path, kind: str) -> None:
-    how: dict[str, Any] = {"methods": ["ad-drop"], "seeds": 1, "max_steps": 2, "workers": 1, "keep_best": False}
-    outcome = compare(**options(folder, kind), **how, output_dir=str(tmp_path))
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop"} | BASELINES.get(kind, set())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.command_line import Captured, assert_refused
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import filter_repo_objects
 
 from attendrop import cli
@@ -37,10 +37,9 @@ class Hub:
 
     def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **_: Any) -> None:
         paths = (path for path in folder_path.rglob("*") if path.is_file())
-        for path in filter_repo_objects(
-            paths, allow_patterns=allow_patterns, key=lambda p: str(p.relative_to(folder_path))
-        ):
-            self.files[str(path.relative_to(folder_path))] = path.read_bytes()
+        found = {str(path.relative_to(folder_path)): path for path in paths}
+        for name in filter_repo_objects(found, allow_patterns=allow_patterns):
+            self.files[name] = found[name].read_bytes()
 
 
 @pytest.fixture
@@ -94,7 +93,6 @@ def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, plain: Path, monkeypatc
     ("error", "message"),
     [
         (HFValidationError("no"), "not a repository name"),
-        (LocalTokenNotFoundError(), "hf auth login"),
         (HfHubHTTPError("no", response=SimpleNamespace(status_code=401, headers={}, request=None)), "hf auth login"),
         (ConnectionError("no network"), "is not reached: no network"),
     ],

@@ -67,33 +67,6 @@ def test_a_run_learns_and_its_predictions_are_as_good_as_its_scores(
     assert sum(right) / len(right) == pytest.approx(scores["accuracy"])
 
 
-def test_words_of_a_column_file_get_tags_beside_its_columns(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The run is that of an untrained model: its tags are whatever."""
-    tiny.save_tiny_bert(tmp_path / "model")
-    text = "the O\ncat B-ANIMAL\n\nbad O\n"
-    (tmp_path / "in.conll").write_text(text)
-    how = f"--train-file {tmp_path}/in.conll --model {tmp_path}/model --device cpu --quiet --max-steps 1"
-    assert cli.main([*f"train {how} --method finetune --selection-fraction 0 --output-dir {tmp_path}/run".split()]) == 0
-    asked = f"predict {tmp_path}/run --predict-file {tmp_path}/in.conll --device cpu --quiet --keep-columns"
-    assert cli.main([*asked.split(), "--output", f"{tmp_path}/out.conll"]) == 0
-    lines = [line.split("\t") for line in (tmp_path / "out.conll").read_text().splitlines()]
-    assert [line[:-1] for line in lines] == [["the", "O"], ["cat", "B-ANIMAL"], [], ["bad", "O"], []]
-    assert all(line[-1] in ("O", "B-ANIMAL") for line in lines if len(line) > 1)
-    (tmp_path / "in.conll").write_text(f"{text}\nbad far O\n\ncat O\n\nbad\n")  # of too many columns, and too few
-    for name in ("out.conll", "out.jsonl"):
-        assert cli.main([*asked.split(), "--output", f"{tmp_path}/{name}", "--skip-bad-rows", "--overwrite"]) == 0
-    skipped = ["_", "_", "_"]
-    lines = [line.split("\t") for line in (tmp_path / "out.conll").read_text().splitlines()]
-    assert [[line[:-1], line][line == skipped] for line in lines] == [
-        *(["the", "O"], ["cat", "B-ANIMAL"], [], ["bad", "O"], [], skipped, [], ["cat", "O"], [], skipped, []),
-    ]
-    rows = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
-    assert [row["tokens"] for row in rows] == [["the", "cat"], ["bad"], None, ["cat"], None]
-    assert [bool(row["skipped"]) for row in rows] == [row["predicted_tags"] is None for row in rows]
-
-
 # Whole runs of models that translate
 
 
@@ -103,18 +76,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_translators.save_tiny_marian(pairs / "model")
     tiny_translators.write_pairs(pairs, "train", range(40))
     tiny_translators.write_pairs(pairs, "dev", range(100, 112))
-    encoder = ("--method", "ad-drop", "--set", "layers=encoder", "--set", "cross_tuning=false")
-    assert cli.main(train(pairs, "run", *encoder, "--task-set", "num_beams=2")) == 0
-    return pairs
-
-
-def train(pairs: Path, name: str, *more: str) -> list[str]:
     train, dev = (f"{pairs}/{part}.en,{pairs}/{part}.ro" for part in ("train", "dev"))
-    return [
-        *("train", "--train-file", train, "--eval-file", dev, "--model", f"{pairs}/model", "--max-steps", "6"),
-        *("--output-dir", f"{pairs}/{name}", "--batch-size", "8", "--max-length", "16", "--learning-rate", "1e-2"),
-        *("--task-set", "max_new_tokens=6", "--device", "cpu", "--quiet", *more),
-    ]
+    files = f"train --train-file {train} --eval-file {dev} --model {pairs}/model --output-dir {pairs}/run"
+    how = "--max-steps 6 --batch-size 8 --max-length 16 --learning-rate 1e-2 --device cpu --quiet"
+    encoder = "--method ad-drop --set layers=encoder --set cross_tuning=false"
+    generation = "--task-set max_new_tokens=6 --task-set num_beams=2"
+    assert cli.main(f"{files} {how} {encoder} {generation}".split()) == 0
+    return pairs
 
 
 def evaluate(run: Path, capsys: Captured, *more: str) -> dict[str, Any]:

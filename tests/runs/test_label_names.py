@@ -122,16 +122,6 @@ def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named:
     assert (len(found.train), found.names) == (len(labels), 0)
 
 
-def test_they_are_rows_like_others_of_a_model(named: Path) -> None:
-    options: dict[str, Any] = {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2}
-    found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))
-    assert found["data"]["rows"]["train"] == without["data"]["rows"]["train"] == 21
-    assert found["data"]["rows"]["label_names"] == 3 and "label_names" not in without["data"]["rows"]
-    assert found["data"]["report"]["parts"] == without["data"]["report"]["parts"]
-    assert found["baseline"] == without["baseline"]
-    assert tiny.weights_of(named / "auto") != tiny.weights_of(named / "none")
-
-
 @pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])
 def test_they_are_rows_of_baselines_but_of_the_constant_answer(name: str, rows: int | None, named: Path) -> None:
     write(named / "train.csv", ["red", "red", *NAMES * 6, "red"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import tiny
-from helpers.command_line import Captured, train_arguments
+from helpers.command_line import Captured
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 
@@ -35,35 +34,7 @@ def folder(own: Path, shared: Path) -> Path:
     return own
 
 
-def arguments(folder: Path, output: str, *more: str) -> list[str]:
-    return train_arguments(folder, output, "--learning-rate", "1e-3", *more)
-
-
 # The data and what a constant answer would score ---------------------------------------------------------------------
-
-
-def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) -> None:
-    """With a class written in two ways, a text in both files, one with two labels, and bad rows."""
-    rows = [f"{tiny.sentence(n)},{('no', 'yes')[n % 2]}" for n in range(12)]
-    more = ["the cat,Yes", "the cat,no", ",no", "a bird,", f"{tiny.sentence(40)},yes", "the dog sees,Yes"]
-    (folder / "ugly.csv").write_text("\n".join(["text,label", *rows, *more]) + "\n")
-    (folder / "ugly-dev.csv").write_text(f"text,label\n{tiny.sentence(40)},yes\nnear,no\nfar,no\n,no\n")
-    files = ["--train-file", f"{folder}/ugly.csv", "--eval-file", f"{folder}/ugly-dev.csv", "--text-columns", "text"]
-    options = [*files, "--selection-fraction", "0", "--method", "finetune", "--skip-bad-rows", "--max-length", "6"]
-    options += ["--epochs", "1"]
-    assert cli.main(arguments(folder, "ugly", *options)) == 0
-    err = capsys.readouterr().err
-    told = " ".join(err[: err.index("Epoch 1 of 1")].split())
-    for part in (
-        "Data: classification, 3 classes train dev rows 16 3 Yes 2 0 no 7 2 yes 7 1 over 6 tokens, cut 56.2 % 33.3 %",
-        f"Skipped 3 invalid rows ({folder}/ugly.csv: line 16, line 17; {folder}/ugly-dev.csv: line 5)",
-        "Warning: Classes that differ only in case or spaces: 'Yes' and 'yes'.",
-    ):
-        assert part in told
-    report = tiny.read_metrics(folder / "ugly")["data"]["report"]
-    assert report["skipped"] == 3 and report["conflicts"]["texts"] == 1
-    skipped = [json.loads(line) for line in (folder / "ugly" / "skipped_rows.jsonl").read_text().splitlines()]
-    assert [row["place"] for row in skipped] == ["line 16", "line 17", "line 5"]
 
 
 # Metric, class weights, logs -----------------------------------------------------------------------------------------
