@@ -72,29 +72,6 @@ def run_of(folder: Path, place: Path, name: str, **options: Any) -> dict[str, An
     return {key: metrics.get(key) for key in ("all_scores", "train_fit", "head_init", "predicted")} | {"losses": losses}
 
 
-RUNS: list[tuple[str, dict[str, Any]]] = [
-    ("finetune", {}),
-    ("mixout", {"class_weights": "balanced"}),
-    *(("frozen", options) for options in ({}, {"seed": 1}, {"max_length": 6})),
-]
-
-
-def test_scores_are_the_same_bit_for_bit_and_the_test_rows_are_encoded_once(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uneven = {"train_file": str(tiny.write_csv(files / "uneven.csv", ["no", "yes", "yes", "yes"] * 10))}
-    encoded, found = Mock(wraps=baselines.frozen_features), []
-    monkeypatch.setattr(baselines, "frozen_features", encoded)
-    for share in (False, True):
-        if share:
-            share_results()
-        place = files / str(share)
-        place.mkdir()
-        found.append([run_of(files, place, name, **uneven, **options) for name, options in RUNS])
-    assert found[0] == found[1]
-    assert encoded.call_count == 2 * 3 + 3 + 2  # three times the training rows, and the test rows of two lengths
-
-
 def test_changed_data_and_models_are_not_taken_for_the_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
