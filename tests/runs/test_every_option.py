@@ -22,8 +22,6 @@ from attendrop.runs.run_trainer import RunCallback
 from attendrop.tasks.types.model_classes import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 Look = Callable[[Any], Any]
 OWN = {
     **{"train_file": "train.csv", "eval_file": "dev.csv", "text_columns": "sentence1,sentence2"},

@@ -30,8 +30,6 @@ from attendrop.runs.prune import prune_run
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, keeps_model, read_run
 from attendrop.support.files import sha256, write_json
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -22,8 +22,6 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.tasks.tokenization import of_documents
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "max_steps": 1}
 
 

@@ -22,8 +22,6 @@ from attendrop.studies.executor import open_runner
 from attendrop.studies.run_specs import RunSpec
 from attendrop.tasks.class_names import unlabelled_decisions
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 NAMES = ("good_cat", "badDog", "red")
 IN_WORDS = ["bad dog", "good cat", "red"]  # in the order of the classes
 

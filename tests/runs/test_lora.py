@@ -25,7 +25,6 @@ from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 DEV = Source(device="cpu")
 ADAPTER: dict[str, Any] = {"lora": {"r": 2, "targets": "all-linear", "dropout": 0.2}, "learning_rate": 1e-2}
 

@@ -21,8 +21,6 @@ from attendrop.runs.prune import change_of_score, prune_run
 from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import train
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 
 @pytest.fixture(scope="module")
 def folder(own: Path, shared: Path) -> Path:

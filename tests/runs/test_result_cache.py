@@ -18,7 +18,7 @@ from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.baselines import run_baseline
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
+pytestmark = pytest.mark.filterwarnings("ignore:.*did not converge")
 
 
 @pytest.fixture(autouse=True)

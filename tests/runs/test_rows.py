@@ -26,8 +26,6 @@ from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.classification import Classification
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 # Rows set aside for the final scores, without an evaluation file ------------------------------------------------------
 
 

@@ -24,8 +24,6 @@ from attendrop.studies.method_rows import method_label
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.types.classification import Classification
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 ASK: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "selection_fraction": None}
 ASK |= {"refit": None, "method": "finetune"}
 # With no eval-file, 4 of 40 rows are held out: 5 steps an epoch, and as many in the final training.

@@ -22,7 +22,6 @@ import attendrop
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TEXT = "the cat sees a red bird"
 IDS, MASK = [[2, 5, 6, 7, 3, 0], [2, 8, 9, 10, 11, 3]], [[1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1]]
 MEAN = {"pooling": "mean"}

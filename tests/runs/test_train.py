@@ -32,8 +32,6 @@ from attendrop.runs.run_metrics import epoch_metrics
 from attendrop.runs.run_trainer import balanced_loss, has_stopped, num_epochs, run_arguments
 from attendrop.runs.train import divide_logits, summarise, train
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 
 @pytest.fixture(scope="module")
 def folder(own: Path, shared: Path) -> Path:
