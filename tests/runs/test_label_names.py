@@ -97,6 +97,12 @@ def test_the_rows_that_are_given_decide_and_not_those_that_are_left(named: Path)
     assert parts(named, **held, **drawn).names == parts(named, eval_file=None, **drawn).names == 3
 
 
+@pytest.mark.parametrize("labels", [["0.5", "1.5"] * 12, ["label_1", "label_2", "label_3"] * 7], ids=["real", "coded"])
+def test_numbers_and_codes_are_no_names(labels: list[str], named: Path) -> None:
+    write(named / "train.csv", labels)
+    assert parts(named, eval_file=None, label_type="number" if "0.5" in labels else "class").names == 0
+
+
 def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     write(named / "train.csv", ["good_cat;red", "badDog", "red"] * 4)
     found = parts(named, label_type="labels", eval_file=None, test_fraction=0.25)
@@ -104,20 +110,6 @@ def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     (named / "names.csv").write_text("label,text\nred;badDog,a red dog\n")
     options = {"label_type": "labels", "eval_file": None, "test_fraction": 0.25}
     assert parts(named, label_names=str(named / "names.csv"), **options).train["label"][-1] == [1, 0, 1]
-
-
-NEVER = {
-    "numbers": (["0.5", "1.5"] * 12, {"label_type": "number"}),
-    "numbered": (["label_1", "label_2", "label_3"] * 7, {}),
-    "none": (NAMES * 7, {"label_names": "none"}),
-}
-
-
-@pytest.mark.parametrize(("labels", "options"), NEVER.values(), ids=NEVER)
-def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named: Path) -> None:
-    write(named / "train.csv", labels)
-    found = parts(named, eval_file=None, test_fraction=0.0, **options)
-    assert (len(found.train), found.names) == (len(labels), 0)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])

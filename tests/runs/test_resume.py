@@ -99,21 +99,6 @@ def test_the_time_before_a_resumption_counts() -> None:
     assert meter.seconds_so_far >= meter.seconds_before == 1000
 
 
-def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(
-    shared: Path, tmp_path: Path, stop_at: Callable[[int], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two are left by processes that were killed at later steps than the one from which the run resumes."""
-    caplog.set_level("INFO", "attendrop")
-    config, place = tiny.config(shared, output_dir=str(tmp_path / "run")), tmp_path / ".run.partial"
-    for step in (1, 3, 4):  # before the first checkpoint, and after it
-        with pytest.raises(KeyboardInterrupt):
-            train(config, checkpoint_seconds=0, callbacks=[stop_at(step)], resume=True)
-        for unfinished in (8, 9):
-            (place / f"checkpoint-{unfinished}").mkdir(exist_ok=True)
-    assert last_checkpoint(place) == place / "checkpoint-5"
-    assert "the run starts over" in caplog.text and f"Resuming from {place / 'checkpoint-2'}" in caplog.text
-
-
 def test_a_run_is_resumed_by_as_many_processes(
     shared: Path, tmp_path: Path, stop_at: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
