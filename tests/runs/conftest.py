@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Runs are so short that scikit-learn and others warn, in all tests of this folder."""
+    item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning"))
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, data, and two runs with their checkpoints: of plain fine-tuning in ``plain``, of AD-DROP in ``run``."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers import tiny, tiny_translators
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -22,8 +21,6 @@ from attendrop.runs.run_folder import SELECTION
 from attendrop.runs.run_trainer import RunCallback
 from attendrop.tasks.types.model_classes import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 Look = Callable[[Any], Any]
 OWN = {
@@ -199,30 +196,6 @@ def test_every_option_reaches_what_it_configures(
 ) -> None:
     without, with_it = (begun(*(OWN | others | option).items()) for option in ({}, {name: value}))
     assert look(with_it) == expected != (without and look(without))
-
-
-@pytest.mark.parametrize(("name", "value", "others"), [(name, value, others) for name, value, *_, others in CASES])
-def test_every_option_is_the_same_on_the_command_line_in_a_file_and_in_python(
-    name: str, value: str, others: dict[str, Any], tmp_path: Path, begun: Callable[..., Any]
-) -> None:
-    read: list[RunConfig] = []
-
-    def stop(config: RunConfig, **_: Any) -> None:
-        read.append(config)
-        raise AttendropError("Enough is seen.")
-
-    options = {each: text for each, text in (OWN | others).items() if text is not None and each != name}
-    line = [part for each in ({**options, name: value}).items() for part in flagged(*each) if part]
-    given = value or True
-    if name in ("options", "task_options", "lora"):
-        given = dict([value.split("=")])
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(options | {name: given}))
-    options.setdefault("model", "model")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attendrop.runs.train.train", stop)
-        assert cli.main(["train", *line]) == 2
-        assert cli.main(["train", "--config", str(tmp_path / "own.yaml")]) == 2
-    assert read[0] == read[1] == RunConfig(**{"output_dir": "run"} | options | {name: given})
 
 
 @pytest.mark.parametrize("rows", [HELD_OUT, {"max_train_samples": "30"}, {"shots": "10"}], ids=str)

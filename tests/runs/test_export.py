@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from helpers.command_line import Captured
+from helpers.command_line import Captured, assert_refused
+from huggingface_hub.utils import filter_repo_objects
 from transformers import AutoConfig, AutoTokenizer
 
 from attendrop import cli
+from attendrop.runs.data import SKIPPED
 from attendrop.runs.export import export_run, onnx_outputs
 from attendrop.runs.inference import load_finished_run, load_run
 from attendrop.runs.prune import prune_run
-from attendrop.runs.run_folder import keeps_model
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, keeps_model, read_run
+from attendrop.support.files import sha256, write_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,18 +71,14 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     out = tmp_path / "served"
     assert cli.main(["export", f"{folder}/light", "--output", str(out), "--quantize", "int8"]) == 0
     said = capsys.readouterr().out
-    near = r"On example inputs its logits are within \d\.\de-\d\d of the model's\."
-    assert re.match(rf"Wrote {out}/model\.onnx, \d+ KiB\. {near}\n", said)
-    assert re.search(
-        r"int8: accuracy \d\.\d{4} -> \d\.\d{4} on 12 rows of dev \(95 % interval of the difference: ", said
-    )
+    assert re.search(r"int8: accuracy \d\.\d{4} -> \d\.\d{4} on 12 rows of dev \(95 % interval of", said)
     assert keeps_model(folder / "light")  # so that it can be pushed
     assert read_by_tokenizer(out) == read_by_tokenizer(folder / "run")
     assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
 
 
-@pytest.mark.parametrize(("given", "read"), [(1024, 32), (16, 16), (None, 32)])
+@pytest.mark.parametrize(("given", "read"), [(1024, 32), (16, 16)])
 def test_the_maximum_length_is_what_the_model_reads(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, read: int
 ) -> None:
@@ -132,45 +131,33 @@ def test_an_exported_model_is_scored_on_the_rows_in_their_order(folder: Path, mo
 
 @pytest.mark.usefixtures("stub")
 def test_nothing_is_replaced_unasked(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    def exported(output: Path, *more: str) -> tuple[int, str]:
-        return cli.main(["export", f"{folder}/run", "--output", str(output), *more]), capsys.readouterr().err
+    def exported(output: str, *more: str) -> str:
+        code = cli.main(["export", f"{folder}/run", "--output", f"{tmp_path}/{output}", *more])
+        said = capsys.readouterr().err
+        assert (code == 0) == (said == "")
+        return said
 
     (tmp_path / "mine.onnx").write_text("mine")
-    code, said = exported(tmp_path / "mine.onnx")
-    assert (code, f"'{tmp_path}/mine.onnx' exists; --overwrite replaces it" in said) == (2, True)
+    assert "mine.onnx' exists; --overwrite replaces it" in exported("mine.onnx")
     (tmp_path / "config.json").write_text("mine")
-    code, said = exported(tmp_path / "other.onnx")
-    assert (code, "belongs to another model; name a file in a folder of its own" in said) == (2, True)
+    assert "belongs to another model; name a file in a folder of its own" in exported("other.onnx")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"mine.onnx": "mine", "config.json": "mine"}
-    assert exported(tmp_path / "mine.onnx", "--overwrite") == (0, "")
-    assert exported(tmp_path / "second.onnx") == (0, "")
-    assert exported(tmp_path / "new" / "x")[0] == 2
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.usefixtures("stub")
-def test_folders_of_runs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    for name in ("run", "light"):
-        shutil.copytree(folder / name, tmp_path / name)
+    assert not exported("mine.onnx", "--overwrite")
+    shutil.copytree(folder / "light", tmp_path / "light")
+    assert "holds another run" in exported("light/model.onnx")
     before = {path.name: path.read_bytes() for path in (tmp_path / "light").iterdir()}
-    assert cli.main(["export", f"{tmp_path}/run", "--output", f"{tmp_path}/light/model.onnx"]) == 2
-    assert "holds another run" in capsys.readouterr().err
     assert cli.main(["export", f"{tmp_path}/light", "--output", f"{tmp_path}/light"]) == 0
     after = {path.name: path.read_bytes() for path in (tmp_path / "light").iterdir()}
-    assert after.pop("model.onnx")
-    assert after == before
+    assert after.pop("model.onnx") and after == before
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (("--format", "jpeg", "--output", "x"), "format='jpeg' is not known"),
-        (("--quantize", "int4", "--output", "x"), "quantize='int4' is not known"),
         (("--quantize", "int8", "--format", "torch", "--output", "x"), "quantize is for the format onnx"),
-        (("--output", "no/such/x.onnx"), "cannot be written"),
         (("--output", "x.onnx", "--format", "torch"), "'x.onnx' is the name of another format"),
     ],
-    ids=["format", "quantize", "quantize-torch", "file", "extension"],
 )
 def test_export_mistakes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, more: tuple[str, ...], words: str
@@ -179,3 +166,69 @@ def test_export_mistakes(
     assert cli.main(["export", f"{folder}/run", *more]) == 2
     assert words in capsys.readouterr().err
     assert not os.listdir(tmp_path)
+
+
+@dataclass
+class Hub:
+    """A stand-in of the client of the hub, which keeps what it is asked for: repositories, and files with content."""
+
+    repositories: dict[str, bool] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    endpoint: str = "https://hub"
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> Any:
+        self.repositories[name] = private
+        return SimpleNamespace(repo_id=f"somebody/{name}")
+
+    def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **_: Any) -> None:
+        paths = (path for path in folder_path.rglob("*") if path.is_file())
+        found = {str(path.relative_to(folder_path)): path for path in paths}
+        for name in filter_repo_objects(found, allow_patterns=allow_patterns):
+            self.files[name] = found[name].read_bytes()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    found = Hub()
+    monkeypatch.setattr("attendrop.runs.export.HfApi", lambda: found)
+    return found
+
+
+PRIVATE = (".env", "train.csv", "notes.txt", "id_rsa", "training_args.bin", "optimizer.pt", "secret.json", "key.model",
+           "generator.safetensors", "setup.py", "data/train.csv", "config.json.bak", "data/config.json")  # fmt: skip
+
+
+def test_the_model_is_uploaded_and_what_else_the_folder_holds_stays_whoever_wrote_it(
+    hub: Hub, plain: Path, capsys: Captured
+) -> None:
+    record = read_run(plain) or {}
+    (plain / "data").mkdir()
+    for name in (*PRIVATE, SAMPLED_ROWS, SKIPPED):
+        (plain / name).write_text("a secret")
+    for name in ("generator.safetensors", SAMPLED_ROWS, SKIPPED):  # as those of a method that trains another model
+        record["files"][name] = sha256(plain / name)
+    write_json(plain / RUN, record)
+    (plain / "modeling_mean_pooling.py").write_text("# the class of the model")
+    assert cli.main(["push", str(plain), "mine", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["url"] == "https://hub/somebody/mine" and hub.repositories == {"mine": True}
+    expected = {"README.md", "config.json", "model.safetensors", "modeling_mean_pooling.py", "tokenizer.json"}
+    assert set(hub.files) == expected | {"tokenizer_config.json"} == set(found["files"])
+    assert hub.files["model.safetensors"] == (plain / "model.safetensors").read_bytes()
+
+
+def test_what_a_link_points_to_is_not_uploaded(hub: Hub, plain: Path, tmp_path: Path, capsys: Captured) -> None:
+    (plain / RUN).unlink()
+    (tmp_path / "id_rsa").write_text("a secret")
+    (plain / "vocab.txt").symlink_to(tmp_path / "id_rsa")
+    assert_refused(["push", str(plain), "mine"], tmp_path / "none", "vocab.txt' is a symbolic link, to '", capsys)
+    assert not hub.repositories and not hub.files
+
+
+def test_a_run_is_uploaded_when_it_is_complete(hub: Hub, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["train", "--config", f"{plain}/run.yaml", "--output-dir", str(plain), "--resume", "--quiet"]
+    with monkeypatch.context() as second:  # of two processes, of which the first uploads it
+        second.setattr(os, "environ", os.environ | {"RANK": "1", "WORLD_SIZE": "2"})
+        assert cli.main([*asked, "--push-to-hub", "mine"]) == 0 and not hub.repositories
+    assert cli.main([*asked, "--push-to-hub", "mine"]) == 0
+    assert hub.files["config.json"] == (plain / "config.json").read_bytes()

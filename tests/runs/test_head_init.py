@@ -22,8 +22,6 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.tasks.tokenization import of_documents
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
 MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "max_steps": 1}
 
 
@@ -78,9 +76,7 @@ def test_a_trained_head_is_kept(folder: Path) -> None:
     saved = load_file(folder / "run" / "model.safetensors")["mean_classifier.weight"]
     assert found is None and torch.equal(model.mean_classifier.weight, saved)
     assert model.config.classifier_pooling == "mean"
-    with pytest.raises(
-        AttendropError, match="head-init 'linear-probe' is not possible: the model has no new linear layer"
-    ):
+    with pytest.raises(AttendropError, match="'linear-probe' is not possible: the model has no new linear layer"):
         started(folder, model=str(folder / "run"), pooling="auto", head_init="linear-probe")
 
 
@@ -106,20 +102,7 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
         started(folder, model=str(tmp_path))
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-
 # What a model reads by default ----------------------------------------------------------------------------------------
-
-
-def sentence_model(folder: Path, pooling: dict[str, Any]) -> str:
-    """Save a model as sentence-transformers does."""
-    tiny.save_tiny_bert(folder)
-    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "b.Pooling"}]
-    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
-    return str(folder)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +112,12 @@ def sentence_model(folder: Path, pooling: dict[str, Any]) -> str:
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "cls"),
         ({"pooling_mode": "mean"}, "mean"),
     ],
-    ids=str,
 )
-def test_models_of_sentences_are_read_as_they_were_trained(
-    pooling: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    assert default_pooling(sentence_model(tmp_path, pooling)) == expected
+def test_models_of_sentences_are_read_as_they_were_trained(pooling: Any, expected: str, tmp_path: Path) -> None:
+    """As sentence-transformers saves them."""
+    tiny.save_tiny_bert(tmp_path)
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "b.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    assert default_pooling(str(tmp_path)) == expected

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import csv
-import io
 import json
 import pickle
 import re
-import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,13 @@ from datasets import Dataset
 from helpers import tiny, zoo
 from helpers.command_line import Captured
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
-from transformers.integrations.integration_utils import TensorBoardCallback
 
 import attendrop
 from attendrop import AttendropError, cli
 from attendrop.runs import inference
 from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.model_card import baseline_card, model_card, pruned_card
+from attendrop.runs.model_card import baseline_card, model_card
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import frozen_features, predict_outputs
 from attendrop.runs.prune import prune_run
@@ -60,7 +58,6 @@ def save_run(folder: Path, columns: list[str], task_type: TaskType = YES_NO) -> 
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     save_run(folder / "single", ["text"])
-    save_run(folder / "pair", ["sentence1", "sentence2"])
     return folder
 
 
@@ -137,91 +134,7 @@ def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_othe
     assert not (tmp_path / "none.csv").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "split", "score"),
-    [
-        ({"test_fraction": 0.25}, "dev", "score"),
-        ({"selection_fraction": 0.25, "refit": False}, "selection", "selection_score"),
-        ({"selection_fraction": 0.25, "refit": True}, None, None),
-        ({"selection_fraction": 0.0}, None, None),
-    ],
-    ids=["test rows", "selection rows", "selection rows that were trained on in the end", "none"],
-)
-def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
-    files: Path, capsys: Captured, options: dict[str, Any], split: str | None, score: str | None
-) -> None:
-    (files / "train.csv").unlink()
-    tiny.write_data(files)
-    metrics = train(tiny.config(files, method="finetune", epochs=1, **({"eval_file": None} | options)))
-    asked = ["evaluate", f"{files}/run", "--report", "--json", "--device", "cpu"]
-    capsys.readouterr()
-    if score is None:
-        assert cli.main(asked) == 2
-        assert (
-            "was trained on all rows of its file; give others with --eval-file, or --task." in capsys.readouterr().err
-        )
-        return
-    assert cli.main(asked) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["split"], found["score"]) == (split, pytest.approx(metrics[score]))
-    assert found["rows"] == metrics["data"]["rows"][split] and found["report"]["classes"]
-    with (files / "train.csv").open("a") as file:
-        file.write("the cat,a dog,yes\n")
-    assert cli.main(asked) == 2
-    assert "its held-out rows are no longer known; give --eval-file." in capsys.readouterr().err
-
-
-FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
-
-
-def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
-    runs: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    rows = [{"text": "the cat", "=note": text} for text in (*FORMULAS, "-1.5", "+20 %", "-", "a=b", "")]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    output = f"{tmp_path}/out.csv"
-    asked = ["predict", f"{runs}/single", f"{tmp_path}/in.jsonl", "--output", output, "--keep-columns", "--overwrite"]
-    asked += ["--text-columns", "text", "--device", "cpu"]
-    assert cli.main(asked) == 0
-    told = capsys.readouterr().err
-    assert (
-        "has 9 cells beginning with =, +, - or @, " in told
-        and "which spreadsheets compute when they open it; --escape-formulas" in told
-    )
-
-    def notes(name: str) -> list[str]:
-        with Path(output).open(newline="") as file:
-            return [row[name] for row in csv.DictReader(file)]
-
-    assert notes("=note") == [row["=note"] for row in rows]
-    assert cli.main([*asked, "--escape-formulas"]) == 0
-    assert "spreadsheets" not in capsys.readouterr().err
-    assert notes("'=note") == [*(f"'{text}" for text in FORMULAS), "-1.5", "'+20 %", "'-", "a=b", ""]
-
-
 HOSTILE = "<img src=x onerror=alert(1)> | [x](javascript:alert(1)) `*`\n\n<script>"
-
-
-def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
-    metrics = json.loads((shared / "plain" / "metrics.json").read_text())
-    config = metrics["config"] | {"train_file": f"x/{HOSTILE.replace('/', '')}.csv", "eval_file": None, "task": None}
-    constant = {"answer": HOSTILE, "scores": {metrics["metric"]: 0.5}}
-    metrics |= {"config": config, "model": HOSTILE, "baseline": {"dev": constant}, "task": HOSTILE}
-    metrics["all_scores"] = {"dev": {HOSTILE: 0.5, metrics["metric"]: 0.5}}
-    pruned = {"layers": [], "of": 2, "selection": None, "all_scores": {}, "unknown": HOSTILE, "speed": None}
-    pruned |= {"parameters": {"before": 1, "after": 1}, "chosen": False, "rows": 0, "chosen_on": "", "ranked_by": ""}
-    task_type = Classification(label_names=("no", HOSTILE))
-    for card in (
-        model_card(metrics, task_type),
-        baseline_card(metrics, task_type),
-        pruned_card(metrics | {"pruned": pruned}, task_type),
-    ):
-        assert "<img" not in card and "<script" not in card and "x](" not in card
-        assert "&lt;img src=x onerror" in card
-        tables = [line for line in card.splitlines() if line.startswith("| dev")]
-        assert all(line.replace(r"\|", "").count("|") == 3 for line in tables)
-        front = yaml.safe_load(card.split("---")[1])
-        assert front.keys() <= {"library_name", "pipeline_tag", "base_model", "tags"}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -241,52 +154,6 @@ def test_line_ends_in_labels_do_not_end_a_row(tmp_path: Path, suffix: str) -> No
         assert [" ".join(label.split()) for label in found] == ["O", *["a b"] * 4]
 
 
-def test_stdin_to_stdout(runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '{"text": "the cat", "id": 7}\n{"text": "a dog", "id": 8}\n'
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    formats = ["--input-format", "jsonl", "--output-format", "jsonl", "--keep-columns", "--device", "cpu"]
-    assert cli.main(["predict", f"{runs}/single", "--predict-file", "-", "--output", "-", *formats]) == 0
-    out, _ = capsys.readouterr()
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["id"] for row in rows] == [7, 8] and rows[0].keys() >= {"predicted_label", "probability"}
-
-
-def test_texts_must_be_as_many_as_in_training(runs: Path, tmp_path: Path) -> None:
-    source = Source(file=str(write_rows(tmp_path / "in.csv", 4)), text_columns=("text",))
-    message = r"was trained on pairs of texts \(sentence1, sentence2\), not on one text \(text\)"
-    with pytest.raises(AttendropError, match=message):
-        predict(str(runs / "pair"), source, "out.csv")
-
-
-def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: Path, capsys: Captured) -> None:
-    file, output, listed = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "bad.jsonl"
-    file.write_text("text,label\nthe cat,no\n,no\nNan,yes\na dog,maybe\n")
-    arguments = ["--text-columns", "text", "--device", "cpu"]
-    assert (
-        cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *arguments]) == 2
-    )
-    assert "line 3, column 'text': the text is empty. Correct it, or add --skip-bad-rows." in capsys.readouterr().err
-    assert not output.exists()
-    skip = [*arguments, "--skip-bad-rows"]
-    assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
-    assert f"Skipped 1 invalid row ({file}: line 3); {output}.skipped.jsonl lists them" in capsys.readouterr().err
-    rows = [(row["index"], row["skipped"]) for row in read_csv(output)]
-    assert rows == [("0", ""), ("1", "column 'text': the text is empty"), ("2", ""), ("3", "")]
-    (tmp_path / "good.csv").write_text("text\nthe cat\n")
-    again = ["--predict-file", f"{tmp_path}/good.csv", "--output", str(output), *skip, "--overwrite"]
-    assert cli.main(["predict", f"{runs}/single", *again]) == 0
-    assert not Path(f"{output}.skipped.jsonl").exists()  # that of the earlier file
-    assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", "-", *skip]) == 0
-    assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0
-    told = f"Skipped 2 invalid rows ({file}: line 3, line 5); add --skipped-file to list them"
-    assert told in capsys.readouterr().err
-    skip += ["--skipped-file", str(listed), "--json"]
-    assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["rows"], found["skipped"]) == (2, 2)
-    assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
-
-
 INPUTS = {
     "bad.csv": (  # among others: of too few fields, too many, and none
         "text,id\n,a\nthe cat,b\nthe dog\n,c\na dog,d,e\n,\ngood,f\n,g\n,\n",
@@ -300,58 +167,6 @@ INPUTS = {
     ),
     "bad.txt": ("\nthe cat\n\ngood\n\n", [None, "the cat", None, "good", None], None),
 }
-
-
-@pytest.mark.parametrize(
-    ("name", "suffix", "chunk"),
-    [*((name, suffix, 1) for name in INPUTS for suffix in ("csv", "txt")), ("bad.csv", "jsonl", 100)],
-)
-def test_there_is_an_answer_to_each_row_also_to_one_that_is_skipped(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, chunk: int
-) -> None:
-    """Rows are counted as by pandas: blank lines of a table are none."""
-    monkeypatch.setattr("attendrop.runs.inference.CHUNK_ROWS", chunk)
-    content, texts, ids = INPUTS[name]
-    file, output = tmp_path / name, tmp_path / f"out.{suffix}"
-    file.write_text(content)
-    source = Source(file=str(file), text_columns=["text"], device="cpu", skip_bad_rows=True)
-    found = predict(str(runs / "single"), source, str(output))
-    assert found["rows"] == sum(text is not None for text in texts)
-    if suffix == "txt":
-        assert [bool(line) for line in output.read_text().split("\n")[:-1]] == [text is not None for text in texts]
-        return
-    rows = read_rows(output)
-    assert [int(row["index"]) for row in rows] == [*range(len(texts))]
-    for row, text in zip(rows, texts, strict=True):
-        assert (text is None) == bool(row["skipped"]) == (not row["label"]) == (not row["probability"])
-    if ids is not None:
-        predict(str(runs / "single"), source, str(tmp_path / f"kept.{suffix}"), keep_columns=True)
-        rows = read_rows(tmp_path / f"kept.{suffix}")
-        assert [row["id"] or "" for row in rows] == ids
-        assert [bool(row["predicted_label"]) for row in rows] == [text is not None for text in texts]
-
-
-def test_labels_that_training_lacks_count_as_wrong_where_asked(
-    runs: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, known = tmp_path / "in.csv", tmp_path / "known.csv"
-    labels = ["yes", "maybe", "no", "yes", "never", "maybe", "no"]
-    rows = [f"{tiny.sentence(n)},{label}\n" for n, label in enumerate(labels)]
-    file.write_text("".join(["text,label\n", *rows]))
-    known.write_text("".join(["text,label\n", *(row for row in rows if row.endswith((",yes\n", ",no\n")))]))
-    command = ["evaluate", f"{runs}/single", "--device", "cpu", "--eval-file"]
-    assert cli.main([*command, str(file)]) == 2
-    told = "line 3, column 'label': the label 'maybe' is not among those of training (--unknown-labels wrong counts it"
-    assert told in capsys.readouterr().err
-    assert cli.main([*command, str(known), "--json"]) == 0
-    right = 4 * json.loads(capsys.readouterr().out)["all_scores"]["accuracy"]
-    found = []
-    for rows_at_a_time in (2, 4096):
-        monkeypatch.setattr(inference, "CHUNK_ROWS", rows_at_a_time)
-        assert cli.main([*command, str(file), "--unknown-labels", "wrong", "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0] == found[1] and found[0]["unknown_labels"] == {"maybe": 2, "never": 1}
-    assert found[0]["rows"] == 7 and found[0]["all_scores"]["accuracy"] == pytest.approx(right / 7)
 
 
 def test_options_go_over_those_of_training(runs: Path) -> None:
@@ -406,48 +221,6 @@ def test_a_copy_of_a_model_predicts_with_its_own_weights(pairs: Path) -> None:
     assert model.predict(PAIRS, probabilities=True) == before
 
 
-@pytest.mark.parametrize(
-    ("texts", "problem"),
-    [
-        ("the cat", "predict reads a list of texts, not the text 'the cat'; write [text]."),
-        (
-            [PAIRS[0], "the cat"],
-            "Text 1 has 1 text; the model reads 2 texts together, as a tuple.",
-        ),
-        ([("a", "b", "c")], "Text 0 has 3 texts; the model reads 2 texts together, as a tuple."),
-        ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
-        ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
-    ],
-)
-def test_texts_that_the_model_cannot_read_are_refused(pairs: Path, texts: Any, problem: str) -> None:
-    with pytest.raises(AttendropError, match=re.escape(problem)):
-        attendrop.load(pairs / "run").predict(texts)
-
-
-def test_a_model_without_a_head_predicts_nothing(pairs: Path) -> None:
-    with pytest.raises(AttendropError, match="has no trained head: fine-tune it first"):
-        attendrop.load(pairs / "model").predict(PAIRS)
-
-
-def test_a_number_has_no_probabilities(pairs: Path) -> None:
-    file = tiny.write_csv(pairs / "numbers.csv", [0.5 + number % 5 for number in range(20)])
-    how = {"method": "finetune", "max_steps": 0, "epochs": None, "pooling": "mean", "head_init": "linear-probe"}
-    train(tiny.config(pairs, "number", train_file=str(file), eval_file=None, **how))
-    model = attendrop.load(pairs / "number")
-    assert all(isinstance(found, float) for found in model.predict(PAIRS))
-    with pytest.raises(AttendropError, match="predicts a number: it has no probabilities of classes"):
-        model.predict(PAIRS, probabilities=True)
-
-
-def test_without_the_packages_of_the_command_line_models_load_and_do_not_predict(
-    pairs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = attendrop.load(pairs / "run")
-    monkeypatch.setitem(sys.modules, "attendrop.runs.inference", None)
-    with pytest.raises(AttendropError, match=r"predict needs .*; run `pip install 'attendrop\[cli\]'`"):
-        model.predict(PAIRS)
-
-
 # Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding
 
 FIRST = [tiny.sentence(number) for number in range(12)]
@@ -471,13 +244,6 @@ def test_features_are_the_mean_of_the_encoder_s_tokens(name: str, texts: tuple[l
         np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
 
 
-def test_a_row_without_tokens_has_no_direction(tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
-    encoded = {"input_ids": [[5, 6], []], "attention_mask": [[1, 1], []], "length": [2, 0]}
-    features = frozen_features(zoo.build("bert"), tokenizer, YES_NO, encoded, 5, "cpu")
-    np.testing.assert_allclose(np.linalg.norm(features, axis=1), [1, 0], atol=1e-6)
-
-
 def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: Path) -> None:
     folder = tiny.save_tiny_gpt2(tmp_path)
     AutoTokenizer.from_pretrained(folder, padding_side="left").save_pretrained(folder)
@@ -485,16 +251,6 @@ def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: P
     encoded = encode_columns({"text": FIRST}, files_task(["text"], YES_NO), tokenizer, 24)
     alone, together = (predict_outputs(model, tokenizer, YES_NO, encoded, size, "cpu") for size in (1, 12))
     np.testing.assert_allclose(alone, together, atol=1e-6)
-
-
-class Board(TensorBoardCallback):
-    """Without the package, which need not be installed."""
-
-    def __init__(self) -> None:
-        self.logging_dir = "elsewhere"
-
-    def on_log(self, *_: Any, **__: Any) -> None:
-        pass
 
 
 def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> None:
@@ -509,14 +265,12 @@ def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> 
         eval_dataset=rows,
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
-        task_type=Classification(("no", "yes")),
-        callbacks=[board := Board()],
+        task_type=YES_NO,
         compute_loss_func=lambda outputs, labels, num_items_in_batch: outputs.logits.sum(),
         compute_metrics=lambda found: seen.append((found.predictions, found.label_ids)) or {},  # type: ignore[func-returns-value]
     )
     with torch.no_grad():
         expected = torch.cat([model.eval()(**tokenizer(text, return_tensors="pt")).logits for text in texts]).numpy()
-    assert board.logging_dir == str(tmp_path / "tensorboard")
     trainer.evaluate()
     found = trainer.predict(rows)
     assert len({len(ids) for ids in rows["input_ids"]}) > 3
@@ -524,3 +278,140 @@ def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> 
     for predictions, labels in [*seen, (found.predictions, found.label_ids)]:
         assert np.abs(predictions - expected).max() < 1e-5
         assert labels.tolist() == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("options", "split", "score"),
+    [
+        ({"test_fraction": 0.25}, "dev", "score"),
+        ({"selection_fraction": 0.25, "refit": False}, "selection", "selection_score"),
+        ({"selection_fraction": 0.25, "refit": True}, None, None),  # they were trained on in the end
+    ],
+)
+def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
+    files: Path, capsys: Captured, options: dict[str, Any], split: str | None, score: str | None
+) -> None:
+    (files / "train.csv").unlink()
+    tiny.write_data(files)
+    metrics = train(tiny.config(files, method="finetune", epochs=1, **({"eval_file": None} | options)))
+    asked = ["evaluate", f"{files}/run", "--json", "--device", "cpu"]
+    capsys.readouterr()
+    if score is None:
+        assert cli.main(asked) == 2 and "was trained on all rows of its file" in capsys.readouterr().err
+        return
+    assert cli.main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["score"]) == (split, pytest.approx(metrics[score]))
+    assert found["rows"] == metrics["data"]["rows"][split]
+    with (files / "train.csv").open("a") as file:
+        file.write("the cat,a dog,yes\n")
+    assert cli.main(asked) == 2 and "its held-out rows are no longer known" in capsys.readouterr().err
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_told_or_escaped(
+    runs: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    rows = [{"text": "the cat", "=note": text} for text in (*FORMULAS, "-1.5", "-", "a=b", "")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ["predict", f"{runs}/single", f"{tmp_path}/in.jsonl", "--output", f"{tmp_path}/out.csv", "--keep-columns"]
+    asked += ["--text-columns", "text", "--device", "cpu", "--overwrite"]
+    assert cli.main(asked) == 0 and "which spreadsheets compute when they open it" in capsys.readouterr().err
+    assert [row["=note"] for row in read_rows(tmp_path / "out.csv")] == [row["=note"] for row in rows]
+    assert cli.main([*asked, "--escape-formulas"]) == 0 and "spreadsheets" not in capsys.readouterr().err
+    escaped = [*(f"'{text}" for text in FORMULAS), "-1.5", "'-", "a=b", ""]
+    assert [row["'=note"] for row in read_rows(tmp_path / "out.csv")] == escaped
+
+
+HOSTILE = "<img src=x onerror=alert(1)> | [x](javascript:alert(1)) `*`\n\n<script>"
+
+
+def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
+    metrics = tiny.read_metrics(shared / "plain")
+    config = metrics["config"] | {"train_file": f"x/{HOSTILE.replace('/', '')}.csv", "eval_file": None, "task": None}
+    constant = {"answer": HOSTILE, "scores": {metrics["metric"]: 0.5}}
+    metrics |= {"config": config, "model": HOSTILE, "baseline": {"dev": constant}, "task": HOSTILE}
+    metrics["all_scores"] = {"dev": {HOSTILE: 0.5, metrics["metric"]: 0.5}}
+    task_type = Classification(label_names=("no", HOSTILE))
+    for card in (model_card(metrics, task_type), baseline_card(metrics, task_type)):
+        assert "<img" not in card and "<script" not in card and "x](" not in card
+        assert "&lt;img src=x onerror" in card
+        tables = [line for line in card.splitlines() if line.startswith("| dev")]
+        assert all(line.replace(r"\|", "").count("|") == 3 for line in tables)
+        assert yaml.safe_load(card.split("---")[1]).keys() <= {"library_name", "pipeline_tag", "base_model", "tags"}
+
+
+def test_bad_rows_are_left_out_of_scores_and_listed(runs: Path, tmp_path: Path, capsys: Captured) -> None:
+    file, listed = tmp_path / "in.csv", tmp_path / "bad.jsonl"
+    file.write_text("text,label\nthe cat,no\n,no\nNan,yes\na dog,maybe\n")
+    asked = ["evaluate", f"{runs}/single", "--eval-file", str(file), "--text-columns", "text", "--device", "cpu"]
+    assert cli.main(asked) == 2
+    assert "line 3, column 'text': the text is empty. Correct it" in capsys.readouterr().err
+    assert cli.main([*asked, "--skip-bad-rows", "--skipped-file", str(listed), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["skipped"]) == (2, 2)
+    assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "chunk"),
+    [*((name, "csv", 1) for name in INPUTS), ("bad.csv", "txt", 1), ("bad.csv", "jsonl", 100)],
+)
+def test_there_is_an_answer_to_each_row_also_to_one_that_is_skipped(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str, chunk: int
+) -> None:
+    """Rows are counted as by pandas: blank lines of a table are none."""
+    monkeypatch.setattr("attendrop.runs.inference.CHUNK_ROWS", chunk)
+    content, texts, ids = INPUTS[name]
+    output = tmp_path / f"out.{suffix}"
+    (tmp_path / name).write_text(content)
+    source = Source(file=str(tmp_path / name), text_columns=["text"], device="cpu", skip_bad_rows=True)
+    found = predict(str(runs / "single"), source, str(output), keep_columns=suffix != "txt" and ids is not None)
+    assert found["rows"] == sum(text is not None for text in texts)
+    if suffix == "txt":
+        assert [bool(line) for line in output.read_text().split("\n")[:-1]] == [text is not None for text in texts]
+        return
+    rows = read_rows(output)
+    label = "label" if ids is None else "predicted_label"
+    for row, text in zip(rows, texts, strict=True):
+        assert (text is None) == bool(row["skipped"]) == (not row[label]) == (not row["probability"])
+    if ids is not None:
+        assert [row["id"] or "" for row in rows] == ids
+
+
+def test_labels_that_training_lacks_count_as_wrong_where_asked(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = ["yes", "maybe", "no", "yes", "never", "maybe", "no"]
+    rows = [f"{tiny.sentence(n)},{label}\n" for n, label in enumerate(labels)]
+    for name, kept in (("in", rows), ("known", [row for row in rows if row.endswith((",yes\n", ",no\n"))])):
+        (tmp_path / f"{name}.csv").write_text("".join(["text,label\n", *kept]))
+    asked = Source(file=str(tmp_path / "in.csv"), device="cpu")
+    with pytest.raises(AttendropError, match="the label 'maybe' is not among those of training"):
+        evaluate(str(runs / "single"), asked)
+    known = evaluate(str(runs / "single"), Source(file=str(tmp_path / "known.csv"), device="cpu"))
+    monkeypatch.setattr(inference, "CHUNK_ROWS", 2)
+    found = evaluate(str(runs / "single"), replace(asked, unknown_labels="wrong"))
+    assert found["unknown_labels"] == {"maybe": 2, "never": 1} and found["rows"] == 7
+    assert found["all_scores"]["accuracy"] == pytest.approx(4 * known["all_scores"]["accuracy"] / 7)
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        ("the cat", "predict reads a list of texts, not the text 'the cat'"),
+        ([PAIRS[0], "the cat"], "Text 1 has 1 text; the model reads 2 texts together"),
+        ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
+        ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
+        ("in.csv", "was trained on pairs of texts (sentence1, sentence2), not on one text (text)"),
+    ],
+)
+def test_texts_that_the_model_cannot_read_are_refused(pairs: Path, tmp_path: Path, texts: Any, problem: str) -> None:
+    with pytest.raises(AttendropError, match=re.escape(problem)):
+        if texts == "in.csv":
+            source = Source(file=str(write_rows(tmp_path / texts, 4)), text_columns=("text",))
+            predict(str(pairs / "run"), source, "out.csv")
+        else:
+            attendrop.load(pairs / "run").predict(texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import open_runner
 from attendrop.studies.run_specs import RunSpec
 from attendrop.tasks.class_names import unlabelled_decisions
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 NAMES = ("good_cat", "badDog", "red")
 IN_WORDS = ["bad dog", "good cat", "red"]  # in the order of the classes
@@ -62,9 +61,7 @@ def test_each_class_has_its_name_as_the_last_training_rows(named: Path) -> None:
 DRAWN = [
     {"shots": 3},
     {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
-    {"eval_file": None, "ood": True, "test_fraction": 0.25},
     {"method": "attendout", "options": {"reward_data": "split"}},
-    {"protocol": "paper", "selection_fraction": None},
 ]
 
 
@@ -85,8 +82,6 @@ def test_a_name_that_is_a_text_to_score_on_is_left_out_and_told(named: Path, cap
         metrics = train(run)
     assert metrics["data"]["rows"] == {"train": 21, "label_names": 2, "dev": 7}
     assert metrics["data"]["names_left_out"] == ["good cat"]
-    assert "21 rows and 2 names of classes to train on" in caplog.text
-    assert "2 names of classes are training rows, too." in caplog.messages
     left_out = "1 name of classes is left out, because rows to score on have the same text: 'good cat'."
     assert left_out in caplog.messages
     (note, *_) = answer([metrics]).notes
@@ -102,6 +97,12 @@ def test_the_rows_that_are_given_decide_and_not_those_that_are_left(named: Path)
     assert parts(named, **held, **drawn).names == parts(named, eval_file=None, **drawn).names == 3
 
 
+@pytest.mark.parametrize("labels", [["0.5", "1.5"] * 12, ["label_1", "label_2", "label_3"] * 7], ids=["real", "coded"])
+def test_numbers_and_codes_are_no_names(labels: list[str], named: Path) -> None:
+    write(named / "train.csv", labels)
+    assert parts(named, eval_file=None, label_type="number" if "0.5" in labels else "class").names == 0
+
+
 def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     write(named / "train.csv", ["good_cat;red", "badDog", "red"] * 4)
     found = parts(named, label_type="labels", eval_file=None, test_fraction=0.25)
@@ -109,38 +110,6 @@ def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     (named / "names.csv").write_text("label,text\nred;badDog,a red dog\n")
     options = {"label_type": "labels", "eval_file": None, "test_fraction": 0.25}
     assert parts(named, label_names=str(named / "names.csv"), **options).train["label"][-1] == [1, 0, 1]
-
-
-NEVER = {
-    "numbers": (["0.5", "1.5"] * 12, {"label_type": "number"}),
-    "numbered": (["label_1", "label_2", "label_3"] * 7, {}),
-    "many rows": (NAMES * 11, {}),
-    "none": (NAMES * 7, {"label_names": "none"}),
-}
-
-
-@pytest.mark.parametrize(("labels", "options"), NEVER.values(), ids=NEVER)
-def test_elsewhere_nothing_is_added(labels: Any, options: dict[str, Any], named: Path) -> None:
-    write(named / "train.csv", labels)
-    found = parts(named, eval_file=None, test_fraction=0.0, **options)
-    assert (len(found.train), found.names) == (len(labels), 0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"method": "ad-drop", "options": {"attribution": "recorded"}, "gradient_accumulation": 2, "max_steps": 3},
-        {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2},
-    ],
-    ids=["recorded", "refit"],
-)
-def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Path) -> None:
-    found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))
-    assert found["data"]["rows"]["train"] == without["data"]["rows"]["train"] == 21
-    assert found["data"]["rows"]["label_names"] == 3 and "label_names" not in without["data"]["rows"]
-    assert found["data"]["report"]["parts"] == without["data"]["report"]["parts"]
-    assert found["baseline"] == without["baseline"]
-    assert tiny.weights_of(named / "auto") != tiny.weights_of(named / "none")
 
 
 @pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])
@@ -167,30 +136,6 @@ def test_a_file_has_several_texts_of_a_class_whatever_its_name_and_rows(named: P
     assert found.train["text"][-3:] == ["a cat that is good", "the colour", "what a cat"]
     assert found.train["label"][-3:] == [1, 2, 1]
     assert found.trained_on("names.csv") == "36 rows and 3 texts of names.csv"
-
-
-BAD_FILES = [
-    ("label,text\nbad_dog,no\n", {}, "names.csv, line 2: the label 'bad_dog' is not among those of training; did"),
-    ("label,text\nred,\n", {}, "names.csv, line 2: the text is empty; correct it."),
-    ("name,text\nred,no\n", {}, "names.csv has no column 'label'"),
-    (FILE, {"text_columns": ("text", "other")}, "of rows of one text in files, and these have 2; omit it."),
-    (FILE, {"label_type": "number"}, "and not for labels of type 'number'; omit it."),
-    (None, {}, "names.csv"),
-]
-
-
-@pytest.mark.parametrize(("content", "options", "message"), BAD_FILES)
-def test_a_file_that_cannot_be_used_is_refused(
-    content: str | None, options: dict[str, Any], message: str, named: Path
-) -> None:
-    file = named / "train.csv"
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join([f"{lines[0]},other,number", *(f"{line},a,{n}.5" for n, line in enumerate(lines[1:]))]))
-    if content is not None:
-        (named / "names.csv").write_text(content)
-    with pytest.raises(AttendropError) as caught:
-        parts(named, **({"eval_file": None, "label_names": str(named / "names.csv")} | options))
-    assert message in str(caught.value)
 
 
 # Texts without labels -------------------------------------------------------------------------------------------------
@@ -224,13 +169,8 @@ def data(files: Path) -> Path:
     return files
 
 
-def config_with(folder: Path, output: str = "run", **options: Any) -> RunConfig:
-    given = {"text_columns": ("text",), "method": "finetune", "selection_fraction": 0.0, "refit": None}
-    return tiny.config(folder, output, **(given | {"unlabelled": str(folder / "texts.csv")} | options))
-
-
-def parts_with(folder: Path, **options: Any) -> Parts:
-    return resolve_run(config_with(folder, **options)).parts
+def given(data: Path) -> dict[str, str]:
+    return {"unlabelled": str(data / "texts.csv")}
 
 
 def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_score_on_are_counted(
@@ -239,34 +179,22 @@ def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_scor
     more = [texts(100, 1)[0].upper(), *(f"{text} !" for text in texts(0, 3)), *texts(12, 2)]
     write_texts(data / "texts.csv", [*texts(100, 40), *more])
     numbers = {"texts": 42, "repeated": 4, "not_sampled": 0, "scored": 2}
-    found = parts_with(data)
+    found = parts(data, **given(data))
     assert found.unlabelled["text"] == [*texts(100, 40), *texts(12, 2)] and found.unlabelled_numbers == numbers
     with caplog.at_level(logging.INFO, logger="attendrop"):
-        metrics = train(config_with(data, **LINEAR))
+        metrics = train(config(data, **given(data), **LINEAR))
     decision = metrics["head_init"]["unlabelled"]
     assert metrics["data"]["unlabelled"] == numbers | decision
     assert metrics["data"]["rows"] == {"train": 12, "dev": 8}
-    told = (
-        "There are 42 unlabelled texts for linear models; 4 more repeat texts, or training rows, and are left out.",
-        "Of the 42 unlabelled texts 2 are texts of evaluation rows.",
-        *unlabelled_decisions([("the head's start", decision)]),
-    )
-    assert {*told} <= {*caplog.messages}
-    assert {*told[:2], *unlabelled_decisions([("finetune", decision)])} <= {*answer([metrics]).notes}
+    told = "Of the 42 unlabelled texts 2 are texts of evaluation rows."
+    assert {told, *unlabelled_decisions([("the head's start", decision)])} <= {*caplog.messages}
+    assert {told, *unlabelled_decisions([("finetune", decision)])} <= {*answer([metrics]).notes}
 
 
-OTHER_DRAWN = [
-    {"shots": 3, "head_init": "linear-probe"},
-    {"selection_fraction": 0.25},
-    {"eval_file": None, "test_fraction": 0.25, "selection_fraction": 0.2},
-    {"protocol": "paper", "selection_fraction": None},
-]
-
-
-@pytest.mark.parametrize("options", OTHER_DRAWN, ids=str)
+@pytest.mark.parametrize("options", DRAWN[:2], ids=str)
 def test_they_change_no_other_rows_and_are_none_of_those_drawn(options: dict[str, Any], data: Path) -> None:
     write_texts(data / "texts.csv", [*texts(100, 8), *texts(0, 20)])
-    found, without = parts_with(data, **options), parts_with(data, unlabelled=None, **options)
+    found, without = parts(data, **given(data), **options), parts(data, **options)
     held = [part for part in (found.selection, found.reward) if part is not None]
     for one, other in zip(
         [found.train, *held, *found.report.values()],
@@ -281,9 +209,9 @@ def test_they_change_no_other_rows_and_are_none_of_those_drawn(options: dict[str
 
 
 def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> None:
-    found = train(config_with(data, **LINEAR))
-    frozen = run_baseline(config_with(data, "frozen"), "frozen")
-    without = train(config_with(data, "without", unlabelled=None, **LINEAR))
+    found = train(config(data, **given(data), **LINEAR))
+    frozen = run_baseline(config(data, "frozen", **given(data)), "frozen")
+    without = train(config(data, "without", **LINEAR))
     assert found["score"] == frozen["score"]
     used = found["data"]["unlabelled"]["used"]
     assert used is frozen["data"]["unlabelled"]["used"]
@@ -292,40 +220,45 @@ def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> 
 
 
 def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:
-    first = train(config_with(data, **LINEAR))
-    assert train(config_with(data, **LINEAR), resume=True) == first
+    first = train(config(data, **given(data), **LINEAR))
+    assert train(config(data, **given(data), **LINEAR), resume=True) == first
     write_texts(data / "texts.csv", texts(200, 40))
     with pytest.raises(AttendropError, match="training data changed since"):
-        train(config_with(data, **LINEAR), resume=True)
-
-
-REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"label_type": "labels"}, None, "and not for labels of type 'labels'; omit it."),
-    ({"text_columns": ("text", "other"), "label_type": "class"}, None, "and these have 2; omit it."),
-    ({}, "a,b\nthe cat,1\n", "texts.csv has no column 'text', as the training file has, and its columns are 'a', 'b'"),
-    ({}, "text,b\nthe cat,1\n,2\n", "texts.csv, line 3, column 'text': the text is empty."),
-    ({}, "text\nTHE red the red 0\n", "texts.csv has no text that the training rows lack; omit it."),
-]
-
-
-@pytest.mark.parametrize(("options", "content", "message"), REFUSED)
-def test_what_cannot_be_used_is_refused(options: dict[str, Any], content: str | None, message: str, data: Path) -> None:
-    lines = (data / "train.csv").read_text().splitlines()
-    rows = [f"{lines[0]},other,number", *(f"{line},a,{number}.5" for number, line in enumerate(lines[1:]))]
-    (data / "train.csv").write_text("\n".join(rows) + "\n")
-    if content is not None:
-        (data / "texts.csv").write_text(content)
-    with pytest.raises(AttendropError) as caught:
-        parts_with(data, **({"eval_file": None} | options))
-    assert message in str(caught.value)
+        train(config(data, **given(data), **LINEAR), resume=True)
 
 
 def test_runs_without_them_keep_their_folder_in_a_study_and_files_have_their_own(data: Path) -> None:
     write_texts(data / "others.csv", texts(200, 9))
-    given = (None, str(data / "texts.csv"), str(data / "others.csv"))
-    specs = [RunSpec(config_with(data, unlabelled=each)) for each in given]
+    files = (None, str(data / "texts.csv"), str(data / "others.csv"))
+    specs = [RunSpec(config(data, unlabelled=each)) for each in files]
     with open_runner(data / "study", workers=0) as runner:
-        assert len({runner.folder_of(spec) for spec in specs}) == len(given)
+        assert len({runner.folder_of(spec) for spec in specs}) == len(files)
     (data / "run.yaml").write_text(run_file(specs[1].config))
     again = read_run_file(str(data / "run.yaml"))
     assert RunConfig(**again | {"seed": 0, "output_dir": specs[1].config.output_dir}) == specs[1].config
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("label_names", "label,text\nbad_dog,no\n", {}, "line 2: the label 'bad_dog' is not among those of training"),
+    ("label_names", "label,text\nred,\n", {}, "line 2: the text is empty"),
+    ("label_names", FILE, {"text_columns": ("text", "other")}, "of rows of one text in files, and these have 2"),
+    ("label_names", FILE, {"label_type": "number"}, "and not for labels of type 'number'"),
+    ("unlabelled", "text\nnear\n", {"label_type": "labels"}, "and not for labels of type 'labels'"),
+    ("unlabelled", "text\nnear\n", {"text_columns": ("text", "other")}, "and these have 2"),
+    ("unlabelled", "a,b\nthe cat,1\n", {}, "has no column 'text', as the training file has"),
+    ("unlabelled", "text,b\nthe cat,1\n,2\n", {}, "line 3, column 'text': the text is empty."),
+    ("unlabelled", f"text\n{tiny.sentence(0).upper()}\n", {}, "has no text that the training rows lack"),
+]
+
+
+@pytest.mark.parametrize(("option", "content", "options", "message"), REFUSED)
+def test_a_file_that_cannot_be_used_is_refused(
+    option: str, content: str, options: dict[str, Any], message: str, named: Path
+) -> None:
+    header, *lines = (named / "train.csv").read_text().splitlines()
+    label = "0.5" if options.get("label_type") == "number" else None
+    rows = [f"{line.rpartition(',')[0]},{label or line.rpartition(',')[2]},a" for line in lines]
+    (named / "train.csv").write_text("\n".join([f"{header},other", *rows]))
+    (named / "given.csv").write_text(content)
+    with pytest.raises(AttendropError, match=re.escape(message)):
+        parts(named, **({"eval_file": None, option: str(named / "given.csv")} | options))

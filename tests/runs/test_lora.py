@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers as hf
 from helpers import tiny
-from helpers.command_line import Captured, assert_refused, train_arguments
 from safetensors.torch import load_file
 
 import attendrop
@@ -26,7 +25,6 @@ from attendrop.runs.prune import prune_run
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 DEV = Source(device="cpu")
 ADAPTER: dict[str, Any] = {"lora": {"r": 2, "targets": "all-linear", "dropout": 0.2}, "learning_rate": 1e-2}
 
@@ -52,7 +50,6 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
     run = folder / "run"
     assert not (run / "model.safetensors").exists()
     assert settings(run)["base_model_name_or_path"] == str(folder / "model")
-    assert settings(run)["r"] == 2
     kinds = {"lora_A", "lora_B", "classifier"}
     assert all(any(kind in name for kind in kinds) for name in load_file(run / "adapter_model.safetensors"))
     model = attendrop.load(run)
@@ -61,11 +58,9 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
     expected = outputs(model, run)
     auto = peft.AutoPeftModelForSequenceClassification.from_pretrained(run)
     torch.testing.assert_close(outputs(auto, run), expected)
-    base = hf.AutoModelForSequenceClassification.from_pretrained(folder / "model")
-    torch.testing.assert_close(outputs(peft.PeftModel.from_pretrained(base, run), run), expected)
     torch.testing.assert_close(outputs(hf.AutoModelForSequenceClassification.from_pretrained(run), run), expected)
     card = (run / "README.md").read_text()
-    assert "library_name: peft" in card and "| `lora.r` | 2 |" in card
+    assert "library_name: peft" in card
     assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
 
 
@@ -89,8 +84,7 @@ def _write_class(model: object, path: Path, **_: object) -> float:
 def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attendrop.runs.prune.SECONDS", 0.01)
     monkeypatch.setattr("attendrop.pruning.selection.RESAMPLES", 20)
-    found = prune_run(str(folder / "run"), str(tmp_path / "light"), layers="1,", device="cpu")
-    assert found["pruned"]["bytes"]["before"] == 4 * found["pruned"]["parameters"]["before"]
+    prune_run(str(folder / "run"), str(tmp_path / "light"), layers="1,", device="cpu")
     expected = outputs(attendrop.prune(attendrop.load(folder / "run"), layers=[1]), folder / "run")
     torch.testing.assert_close(outputs(attendrop.load(tmp_path / "light"), folder / "run"), expected)
     with pytest.raises(AttendropError, match=r"trained an adapter.*omit recover-epochs"):
@@ -103,23 +97,14 @@ def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("attendrop.runs.export.export_onnx", _write_class)
     assert cli.main(["export", str(folder / "run"), "--output", str(tmp_path / "served")]) == 0
     assert (tmp_path / "served" / "model.onnx").read_text() == "BertForSequenceClassification"
-    assert hf.AutoConfig.from_pretrained(tmp_path / "served").id2label == {0: "no", 1: "yes"}
 
 
-@pytest.mark.parametrize(("method", "timed"), [("ad-drop", False), ("finetune", True)])
-def test_a_resumed_run_ends_with_the_same_adapter(
-    folder: Path, files: Path, stop_at: Callable[[int], Any], method: str, timed: bool
-) -> None:
-    how: dict[str, Any] = {"checkpoint_seconds": 0.0} if timed else {}
-    config = ADAPTER | {"method": method, "save_steps": 3}
-    if method == "ad-drop":
-        (files / "whole").symlink_to(folder / "run")
-    else:
-        train(tiny.config(files, "whole", **config), **how)
+def test_a_resumed_run_ends_with_the_same_adapter(folder: Path, files: Path, stop_at: Callable[[int], Any]) -> None:
+    config = tiny.config(files, "stopped", **ADAPTER, save_steps=3)
     with pytest.raises(KeyboardInterrupt):
-        train(tiny.config(files, "stopped", **config), callbacks=[stop_at(8)], **how)
-    train(tiny.config(files, "stopped", **config), resume=True, **how)
-    whole, resumed = ((files / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "stopped"))
+        train(config, callbacks=[stop_at(8)], checkpoint_seconds=0.0)
+    train(config, resume=True, checkpoint_seconds=0.0)
+    whole, resumed = ((run / "adapter_model.safetensors").read_bytes() for run in (folder / "run", files / "stopped"))
     assert whole == resumed
 
 
@@ -128,26 +113,19 @@ def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
     assert [run.config.learning_rate for run in runs] == [1e-4, 1e-3]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("rank=8", "lora has no option 'rank'. Choose from: r, alpha, dropout, targets."),
-        ("targets=nothing", "takes no adapter with targets='nothing'"),
-    ],
-)
-def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given: str, message: str) -> None:
-    arguments = train_arguments(folder, tmp_path / "run", "--max-steps", "2", "--quiet", "--lora", given)
-    assert_refused(arguments, tmp_path / "run", message, capsys)
-
-
-def test_without_peft_it_says_what_to_install(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
-    for action in (
-        lambda: train(tiny.config(folder, str(tmp_path / "run"), lora={"r": 2})),
-        lambda: load_for(str(folder / "run"), None),
+def test_mistakes_are_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, message in (
+        ({"rank": 8}, "lora has no option 'rank'"),
+        ({"targets": "nothing"}, "takes no adapter with"),
     ):
-        with pytest.raises(AttendropError, match=r"Adapters need peft.* `pip install 'attendrop\[peft\]'`"):
-            action()
+        with pytest.raises(AttendropError, match=message):
+            train(tiny.config(folder, str(tmp_path / "run"), lora=given))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(AttendropError, match=r"Adapters need peft.* `pip install 'attendrop\[peft\]'`"):
+        train(tiny.config(folder, str(tmp_path / "run"), lora={"r": 2}))
+    with pytest.raises(AttendropError, match="Adapters need peft"):
+        load_for(str(folder / "run"), None)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_path: Path) -> None:

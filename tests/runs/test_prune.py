@@ -18,11 +18,8 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.prune import change_of_score, prune_run
-from attendrop.runs.run_folder import locked
 from attendrop.runs.run_trainer import balanced_loss
 from attendrop.runs.train import train
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture(scope="module")
@@ -77,37 +74,12 @@ def test_few_rows_take_no_layer_and_then_there_is_no_difference(folder: Path, tm
     assert cli.main(arguments(folder, tmp_path / "out")) == 0
     out = capsys.readouterr().out
     assert "constant attention  0 of 2 layers" in out and "speed" not in out
-    for tried in (r"  0 layers +0\.\d{4}", r"  1 layer +0\.\d{4}  [+-]0\.\d{4}  \(-.* to \+.*\)", r"  2 layers +0\."):
-        assert re.search(rf"^{tried}", out, re.MULTILINE)
     assert re.search(r"not known +4 rows cannot tell whether \d layers? would cost more than the tolerance of 0: ", out)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "What is not known: 4 rows" in card and "No layer was pruned." in card and "times that of" not in card
     found = tiny.read_metrics(tmp_path / "out")["pruned"]
     assert found["layers"] == []
     assert found["speed"] is found["selection"]["difference"] is found["all_scores"]["dev"]["difference"] is None
-
-
-def test_pruning_that_was_stopped_can_be_started_again(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("attendrop.runs.prune.write_json", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            pruned(folder, tmp_path / "out", layers="1,")
-    assert not list(tmp_path.iterdir())
-    killed = tmp_path / ".out.partial" / "out"  # a process that is killed cannot clean up
-    killed.mkdir(parents=True)
-    (killed / "model.safetensors").write_bytes(b"half")
-    with locked(killed.parent), pytest.raises(AttendropError, match="in use by process"):
-        pruned(folder, tmp_path / "out", layers="1,")
-    pruned(folder, tmp_path / "out", layers="1,")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert attendrop.load(tmp_path / "out").layers == (1,)
-    permissions = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
-    assert len(permissions) == 1
 
 
 def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -118,19 +90,13 @@ def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys
     found = prune_run(str(run), str(out), layers="0,1", device="cpu")
     assert sum(found["predicted"]["dev"].values()) == found["row_scores"]["rows"] == 12
     assert sum(each["rows"] for each in found["report"]["classes"]) == 12
-    assert (found["pruned"]["layers"], found["pruned"]["speed"]["low"] > 0) == ([0, 1], True)
+    assert found["pruned"]["layers"] == [0, 1]
     counts = found["pruned"]["parameters"]
     assert counts["before"] - counts["after"] == 2 * 3 * (16 * 16 + 16)
-    assert found["pruned"]["bytes"]["after"] < found["pruned"]["bytes"]["before"]
     assert attendrop.load(out).layers == (0, 1)
     assert cli.main(["evaluate", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all_scores"] == found["all_scores"]["dev"]
-    answers = str(tmp_path / "answers.csv")
-    assert cli.main(["predict", str(out), "--predict-file", f"{folder}/dev.csv", "--output", answers]) == 0
-    assert len(Path(answers).read_text().splitlines()) == 13
-    card = (out / "README.md").read_text()
-    assert "without attention in 2 of 2 layers" in card
-    assert "attendrop.load" in card
+    assert "without attention in 2 of 2 layers" in (out / "README.md").read_text()
 
 
 def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
@@ -147,10 +113,8 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
 
     monkeypatch.setattr("attendrop.runs.run_trainer.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
-    assert seen == [(40, 2)]
-    assert found["pruned"]["recover_epochs"] == 1
+    assert seen == [(40, 2)] and found["pruned"]["recover_epochs"] == 1
     before, after = attendrop.load(files / "run"), attendrop.load(files / "out")
-    assert after.layers == (0, 1)
     assert not before.state_dict()["classifier.weight"].equal(after.state_dict()["model.classifier.weight"])
     assert cli.main(["evaluate", f"{files}/out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all_scores"] == found["pruned"]["all_scores"]["dev"]["after"]
@@ -164,20 +128,15 @@ def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:
     one = pruned(folder, tmp_path / "one", "attendout", layers=1, select_by="method")["pruned"]
     most = max(pi, key=lambda key: (pi[key], key))  # of equal ones the last
     assert (one["ranked_by"], one["layers"]) == ("generator", [int(most.split(".")[1])])
-    unasked = pruned(folder, tmp_path / "unasked", "attendout", layers=1)["pruned"]
-    assert unasked["ranked_by"] == "importance"  # what a generator learnt cannot be told from noise
 
 
 def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys: Captured) -> None:
     train(tiny.config(files, method="finetune", max_steps=1, selection_fraction=0.0))
     assert cli.main(arguments(files, files / "out", "--layers", "1")) == 0
-    out, err = capsys.readouterr()
-    assert "layers were chosen on dev, so the dev score is optimistic" in out
-    assert "no rows held out: layers are chosen on dev" in err
+    assert "layers were chosen on dev, so the dev score is optimistic" in capsys.readouterr().out
     assert cli.main(arguments(files, files / "named", "--layers", "1,")) == 0  # nothing is chosen
     out, err = capsys.readouterr()
     assert "chosen on dev" not in out + err
-    assert "Layers were not chosen by scores." in (files / "named" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -185,16 +144,12 @@ def test_without_a_selection_split_it_says_what_it_chose_on(files: Path, capsys:
     [
         (("--layers", "7,"), "no layer 7; layers are 0 to 1"),
         (("--select-by", "method"), "learnt no ranking of layers"),
-        (("--recover-epochs", "-1"), "recover-epochs must be at least 0"),
         (("--layers", "1", "--tolerance", "0.5"), "tolerance=0.5 is for layers='auto'"),
     ],
-    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
 def test_mistakes(folder: Path, tmp_path: Path, capsys: Captured, more: tuple[str, ...], words: str) -> None:
     assert cli.main(arguments(folder, tmp_path / "out", *more)) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(rf"Error: .*{re.escape(words)}.*\n", said.splitlines(keepends=True)[-1])
-    assert "Ranking" not in said
+    assert words in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
 
 

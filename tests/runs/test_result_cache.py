@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from helpers import tiny, zoo
 
-from attendrop.runs import data, head_init, result_cache
+from attendrop.runs import result_cache
 from attendrop.runs.config import RunConfig
 from attendrop.runs.result_cache import cached, digest_of_model, forget_results, share_results
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.baselines import run_baseline
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
+pytestmark = pytest.mark.filterwarnings("ignore:.*did not converge")
 
 
 @pytest.fixture(autouse=True)
@@ -27,31 +28,8 @@ def _forget() -> Iterator[None]:
     forget_results()
 
 
-class Counted:
-    """A function that counts its calls."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.calls = 0
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        self.calls += 1
-        return self.function(*args, **options)
-
-
 def asked(key: Any, compute: Any, size: int = 1, kind: str = "sum") -> Any:
     return cached(lambda: key, compute, lambda _: size, kind=kind)
-
-
-def test_nothing_is_shared_unless_a_process_asks_for_it() -> None:
-    compute = Counted(object)
-    assert asked(1, compute) is not asked(1, compute)
-    share_results()
-    share_results()  # once is enough
-    assert asked(1, compute) is asked(1, compute)
-    forget_results()
-    asked(1, compute)
-    assert compute.calls == 4
 
 
 def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,43 +72,10 @@ def run_of(folder: Path, place: Path, name: str, **options: Any) -> dict[str, An
     return {key: metrics.get(key) for key in ("all_scores", "train_fit", "head_init", "predicted")} | {"losses": losses}
 
 
-RUNS: list[tuple[str, dict[str, Any]]] = [
-    ("finetune", {}),
-    ("mixout", {}),
-    ("finetune", {"class_weights": "balanced"}),
-    *(("frozen", options) for options in ({}, {"seed": 1}, {"max_length": 6})),
-]
-
-
-def test_scores_are_the_same_bit_for_bit_and_the_test_rows_are_encoded_once(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uneven = {"train_file": str(tiny.write_csv(files / "uneven.csv", ["no", "yes", "yes", "yes"] * 10))}
-    found = []
-    for share in (False, True):
-        counted = {name: Counted(getattr(module, name)) for module, name in COUNTED}
-        for module, name in COUNTED:
-            monkeypatch.setattr(module, name, counted[name])
-        if share:
-            share_results()
-        place = files / str(share)
-        place.mkdir()
-        found.append([run_of(files, place, name, **uneven, **options) for name, options in RUNS])
-        calls = {name: each.calls for name, each in counted.items()}
-        monkeypatch.undo()
-    assert found[0] == found[1]
-    assert calls == {"load_files": 1, "frozen_features": 3 + 2, "_features": 2}
-
-
-# Three runs of the frozen encoder encode their training rows; their test rows are of two lengths. Of three fine-tunings
-# two start from the same linear model.
-COUNTED = [(data, "load_files"), (baselines, "frozen_features"), (head_init, "_features")]
-
-
 def test_changed_data_and_models_are_not_taken_for_the_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded = Counted(baselines.frozen_features)
+    encoded = Mock(wraps=baselines.frozen_features)
     monkeypatch.setattr(baselines, "frozen_features", encoded)
     tiny.save_tiny_bert(tmp_path / "model")
     tiny.write_data(tmp_path)
@@ -142,6 +87,6 @@ def test_changed_data_and_models_are_not_taken_for_the_old_ones(
     tiny.write_csv(tmp_path / "dev.csv", ["yes", "no"] * 6, 52)
     tiny.save_tiny_bert(tmp_path / "model", initializer_range=0.5)
     scored = [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")]
-    assert encoded.calls == 2 * 2
+    assert encoded.call_count == 2 * 2
     forget_results()
     assert [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")] == scored

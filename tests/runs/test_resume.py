@@ -14,9 +14,10 @@ import safetensors.torch
 import torch
 from helpers import tiny
 from helpers.command_line import Captured, train_arguments
+from helpers.training import Stop
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from safetensors.torch import save_file
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from attendrop import cli
 from attendrop.errors import AttendropError
@@ -32,7 +33,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "attendout": {"method": "attendout", "options": {"dropout_step": 7}},
     "patience": {"method": "mixout", "patience": 2, "learning_rate": 1e-4},
 }
-CHANGES_MUCH: dict[str, Any] = {"epochs": 4, "seed": 3, "learning_rate": 3e-2}  # the last epoch is not the best
 
 
 # Checkpoints by the clock, and runs that keep only their scores -------------------------------------------------------
@@ -57,49 +57,37 @@ def test_an_interrupted_run_has_the_same_scores_without_checkpoints_of_epochs(
     assert tiny.weights_of(tmp_path / "timed") == tiny.weights_of(tmp_path / "usual")
 
 
-def test_a_run_that_was_moved_ends_with_its_best_weights(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("dies_in", "options"),
+    [
+        # Of these the last epoch is not the best: it stopped after its last checkpoint.
+        ("score_model", {"epochs": 4, "seed": 3, "learning_rate": 3e-2}),
+        # Trained again for the steps of the best epoch, of the schedule of all epochs.
+        ("selection_report", {"patience": 1, "refit": True, "epochs": 6, "batch_size": 6, "method": "finetune"}),
+    ],
+)
+def test_a_run_that_died_when_a_training_was_over_and_was_moved_ends_the_same(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str, options: dict[str, Any]
 ) -> None:
-    """It stopped after its last checkpoint, whose weights are not the best."""
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
     def config(output: str) -> RunConfig:
-        return tiny.config(shared, output_dir=str(tmp_path / output), **CHANGES_MUCH)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("attendrop.runs.train.score_model", interrupted)
-        train(config("stopped"))
-    (tmp_path / ".stopped.partial").rename(tmp_path / ".moved.partial")
-    moved, whole = train(config("moved"), resume=True), train(config("whole"))
-    for entry in ("history", "all_scores", "selection_score", "best_epoch", "steps"):
-        assert moved[entry] == whole[entry], entry
-    assert whole["best_epoch"] < 4
-    assert tiny.weights_of(tmp_path / "moved") == tiny.weights_of(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("dies_in", ["selection_report", "score_model"])
-def test_a_run_that_had_stopped_early_is_trained_again_as_planned(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
-) -> None:
-    """For the steps of the best epoch, of the schedule of all epochs. It dies when a training is over."""
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    def config(output: str) -> RunConfig:
-        options = {"patience": 1, "refit": True, "epochs": 6, "learning_rate": 1e-3, "batch_size": 6}
-        return tiny.config(shared, output_dir=str(tmp_path / output), method="finetune", **options)
+        return tiny.config(shared, output_dir=str(tmp_path / output), **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(f"attendrop.runs.train.{dies_in}", interrupted)
-        train(config("resumed"))
-    resumed, whole = train(config("resumed"), resume=True), train(config("whole"))
-    for entry in ("steps", "planned_steps", "score"):
-        assert resumed[entry] == whole[entry], entry
-    assert whole["selection"]["steps"] < whole["planned_steps"] == resumed["selection"]["planned_steps"] == 36
-    assert tiny.weights_of(tmp_path / "resumed") == tiny.weights_of(tmp_path / "whole")
+        train(config("stopped"))
+    (tmp_path / ".stopped.partial").rename(tmp_path / ".moved.partial")
+    moved, whole = train(config("moved"), resume=True), train(config("whole"))
+    for entry in ("history", "all_scores", "selection_score", "steps", "planned_steps", "score"):
+        assert moved[entry] == whole[entry], entry
+    if whole["selection"]:
+        assert whole["selection"]["steps"] < whole["planned_steps"] == moved["selection"]["planned_steps"] == 36
+    else:
+        assert moved["best_epoch"] == whole["best_epoch"] < 4
+    assert tiny.weights_of(tmp_path / "moved") == tiny.weights_of(tmp_path / "whole")
 
 
 def test_the_time_before_a_resumption_counts() -> None:
@@ -109,21 +97,6 @@ def test_the_time_before_a_resumption_counts() -> None:
     assert meter.state()["attributes"]["seconds_so_far"] >= 1000
     meter.on_train_end(*given)
     assert meter.seconds_so_far >= meter.seconds_before == 1000
-
-
-def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(
-    shared: Path, tmp_path: Path, stop_at: Callable[[int], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two are left by processes that were killed at later steps than the one from which the run resumes."""
-    caplog.set_level("INFO", "attendrop")
-    config, place = tiny.config(shared, output_dir=str(tmp_path / "run")), tmp_path / ".run.partial"
-    for step in (1, 3, 4):  # before the first checkpoint, and after it
-        with pytest.raises(KeyboardInterrupt):
-            train(config, checkpoint_seconds=0, callbacks=[stop_at(step)], resume=True)
-        for unfinished in (8, 9):
-            (place / f"checkpoint-{unfinished}").mkdir(exist_ok=True)
-    assert last_checkpoint(place) == place / "checkpoint-5"
-    assert "the run starts over" in caplog.text and f"Resuming from {place / 'checkpoint-2'}" in caplog.text
 
 
 def test_a_run_is_resumed_by_as_many_processes(
@@ -151,7 +124,6 @@ READ = {
     "attendrop_session.pt": "the state of its method",
     "attendrop_session_0.pt": "the state of its method",
 }
-UNREAD = {"config.json", "tokenizer.json", "tokenizer_config.json", "training_args.bin", "attendrop_manifest.json"}
 
 
 class Runs:
@@ -163,22 +135,16 @@ class Runs:
 
 def reseal(checkpoint: Path) -> None:
     """Write the manifest of the files that are there, as who made them would."""
-    files = {path.name: sha256(path) for path in checkpoint.iterdir() if path.name != MANIFEST}
-    write_json(checkpoint / MANIFEST, {"files": files})
+    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+    write_json(checkpoint / MANIFEST, {"files": {str(path.relative_to(checkpoint)): sha256(path) for path in paths}})
 
 
 @pytest.fixture(scope="module")
 def stopped(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted after its second epoch began, with everything that a checkpoint may hold."""
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-            if state.global_step == 8:
-                raise KeyboardInterrupt
-
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(stopped_config(shared, folder), checkpoint_seconds=0, callbacks=[Stop()])
+        train(stopped_config(shared, folder), checkpoint_seconds=0, callbacks=[Stop(8)])
     return partial_of(folder)
 
 
@@ -198,31 +164,28 @@ def last(stopped: Path, tmp_path: Path) -> Path:
     return found
 
 
-def test_the_files_of_a_checkpoint_are_known(last: Path) -> None:
-    assert {path.name for path in last.iterdir()} == {*READ} | UNREAD
-
-
-CONTENTS: dict[str, Callable[[Path], Any]] = {
-    "garbage": lambda file: file.write_bytes(b"\x80garbage"),
-    "pickled code": lambda file: torch.save({"state": Runs()}, file),
-    "of others": lambda file: (
+def spoil(file: Path, kind: str) -> None:
+    if kind == "garbage":
+        file.write_bytes(b"\x80garbage")
+    elif kind == "pickled code":
+        torch.save({"state": Runs()}, file)
+    elif kind == "missing":
+        file.unlink()
+    elif file.suffix == ".safetensors":
+        save_file({"others": torch.zeros(1)}, file)
+    else:
         torch.save({"others": 1}, file)
-        if file.suffix != ".safetensors"
-        else save_file({"others": torch.zeros(1)}, file)
-    ),
-    "missing": Path.unlink,
-}
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize("kind", ["garbage", "pickled code", "of others", "missing"])
 @pytest.mark.parametrize("name", READ)
 def test_what_cannot_be_read_in_a_checkpoint_is_named_in_a_sentence(
     shared: Path, last: Path, name: str, kind: str
 ) -> None:
     if kind == "missing" and not name.startswith(("model", "trainer_state", "attendrop_state")):
         pytest.skip("a checkpoint may lack it")
-    CONTENTS[kind](last / name)
+    spoil(last / name, kind)
     reseal(last)
     with pytest.raises(AttendropError) as refused:
         train(stopped_config(shared, last.parents[1] / "run"), resume=True, checkpoint_seconds=0)
@@ -233,17 +196,13 @@ def test_what_cannot_be_read_in_a_checkpoint_is_named_in_a_sentence(
     assert not (last.parents[1] / "run").exists()
 
 
-@pytest.mark.parametrize(("name", "beside"), [("pytorch_model.bin", False), ("other/adapter_model.bin", True)])
-def test_pickled_weights_in_a_checkpoint_are_refused(
-    shared: Path, last: Path, name: str, beside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "other/adapter_model.bin"])
+def test_pickled_weights_in_a_checkpoint_are_refused(shared: Path, last: Path, name: str) -> None:
     (last / name).parent.mkdir(exist_ok=True)
-    torch.save(load_file(last / "model.safetensors"), last / name)
-    if not beside:
+    torch.save({"state": Runs()}, last / name)
+    if name == "pytorch_model.bin":
         (last / "model.safetensors").unlink()
-    files = {str(path.relative_to(last)): sha256(path) for path in last.rglob("*") if path.is_file()}
-    write_json(last / MANIFEST, {"files": {file: digest for file, digest in files.items() if file != MANIFEST}})
-    monkeypatch.setattr("torch.load", lambda *_, **__: pytest.fail("it is unpickled"))
+    reseal(last)
     with pytest.raises(AttendropError, match=rf"'{last}' holds pickled weights \({Path(name).name}\)"):
         train(stopped_config(shared, last.parents[1] / "run"), resume=True, checkpoint_seconds=0)
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import shutil
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from helpers import tiny, zoo
+from helpers.command_line import Captured
 from safetensors.torch import load_file
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerState, TrainingArguments
 
+from attendrop import cli, load
 from attendrop.errors import AttendropError
 from attendrop.runs import run_trainer
-from attendrop.runs.config import RunConfig, Source, preset
+from attendrop.runs.config import RunConfig, Source, preset, run_file
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run
-from attendrop.runs.run_trainer import has_stopped, num_epochs, run_arguments, training_arguments
-from attendrop.runs.train import announce_run, divide_logits, train
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+from attendrop.runs.run_metrics import epoch_metrics
+from attendrop.runs.run_trainer import balanced_loss, has_stopped, num_epochs, run_arguments
+from attendrop.runs.train import divide_logits, summarise, train
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +44,9 @@ def test_history_has_an_entry_for_each_epoch_and_the_best_is_kept(folder: Path) 
     metrics = tiny.read_metrics(folder / "run")
     first, second = metrics["history"]
     assert (first["step"], second["step"]) == (metrics["steps"] / 2, metrics["steps"])
-    assert (first["epoch"], second["epoch"]) == (1, 2)
     for entry in (first, second):
-        assert entry["regularized"]
-        assert 0 < entry["dropped"]["ad-drop"] < 0.3
-        assert entry["train_loss"] > 0
-        assert entry["selection"].keys() == {"accuracy", "f1_macro", "matthews_correlation"}
-        assert entry["selection_loss"] > 0
+        assert entry["regularized"] and 0 < entry["dropped"]["ad-drop"] < 0.3
+        assert entry["train_loss"] > 0 and entry["selection_loss"] > 0
     scores = [entry["selection"]["accuracy"] for entry in metrics["history"]]
     assert metrics["selection_score"] == max(scores)
     assert metrics["best_epoch"] == scores.index(max(scores)) + 1
@@ -68,34 +70,6 @@ def test_stock_model_gives_the_reported_score(folder: Path) -> None:
     assert [row["label"] for row in found] == answers
     probabilities = logits.double().softmax(-1).max(-1).values
     assert [row["probability"] for row in found] == [round(float(p), 6) for p in probabilities]
-
-
-def test_log_says_which_epochs_are_regularised(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "attendrop")
-    announce_run(resolve_run(tiny.config(folder, "unused", epochs=4, options={"cross_tuning": True})), 36)
-    assert "ad-drop will regularise epochs 2, 4 of 4" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "measured"),
-    [
-        ("ad-drop", {}, "on CoLA, MRPC, STS-B and RTE"),  # the data have two classes
-        ("ad-drop", {"p": 0.3, "attribution": "recorded", "layers": "all"}, "+0.036 [+0.023, +0.048]"),
-        ("ad-drop", {"p": 0.3}, None),
-        ("r-drop", {"alpha": 3.0}, None),
-        ("ad-drop+r-drop", {}, None),  # neither was measured with the other
-    ],
-)
-def test_log_quotes_what_was_measured_of_the_setting_that_runs(
-    folder: Path, caplog: pytest.LogCaptureFixture, method: str, options: dict[str, Any], measured: str | None
-) -> None:
-    caplog.set_level("INFO", "attendrop")
-    announce_run(resolve_run(tiny.config(folder, "unused", method=method, options=options)), 36)
-    quoted = [text for record in caplog.records if (text := record.getMessage()).startswith("Measured")]
-    if measured is None:
-        assert not quoted
-    else:
-        assert len(quoted) == 1 and quoted[0].startswith(f"Measured for {method}: ") and measured in quoted[0]
 
 
 @pytest.mark.parametrize("part", ["train", "selection"])
@@ -145,59 +119,36 @@ def test_preset_of_the_paper() -> None:
     assert PAPER.items() <= config.options.items()
     assert (config.protocol, config.weight_decay, config.warmup) == ("paper", 0.01, 0.0)
     assert preset("paper", "mnli", "finetune")["options"] == {}
-    tasks = {task: preset("paper", task, "finetune") for task in ("cola", "rte", "mrpc", "qqp", "mnli", "qnli", "sst2")}
-    lengths = {task: each["max_length"] for task, each in tasks.items() if "max_length" in each}
-    assert lengths == {"cola": 47, "rte": 128, "mrpc": 100}
-    assert [(each["epochs"], each["patience"]) for each in tasks.values()] == [(50, 5)] * 3 + [(10, 3)] * 3 + [(20, 5)]
     assert preset("paper", "cola", "ad-drop")["options"] == PAPER | {"layers": "all"}
 
-
-def test_preset_asks_each_method() -> None:
     rewards = {"reward_data": "eval", "reward_batch_size": 1}
     alone, both = preset("paper", "stsb", "attendout"), preset("paper", "stsb", "ad-drop + attendout")
     assert (alone["max_length"], alone["epochs"], alone["patience"]) == (256, 3, None) and alone["options"] == rewards
     assert (both["max_length"], both["options"]) == (256, {"ad-drop": PAPER, "attendout": rewards})
     assert preset("paper", "stsb", "ad-drop+mixout")["options"] == {"ad-drop": PAPER}
     assert preset("paper", None, "r-drop")["options"] == {"reduction": "mean"}
-    with pytest.raises(AttendropError, match="no method 'ad-drip'"):
-        preset("paper", "stsb", "ad-drip")
 
 
 # --- Data that the method is rewarded on
 
 
-@pytest.mark.parametrize(
-    ("options", "source", "words"),
-    [
-        ({}, "reward", "rewarded by scores on 3 more rows set aside"),
-        ({"reward_data": "eval"}, "dev", "scored models on the development set during training"),
-    ],
-)
-def test_what_the_method_was_rewarded_on_is_said(
-    options: dict[str, Any], source: str | None, words: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "attendrop")
-    name = f"attendout-{options.get('reward_data', 'split')}"
-    config = tiny.config(folder, name, method="attendout", options=options | {"dropout_step": 3})
-    metrics = train(config)
-    assert metrics["data"]["rewarded_on"] == source
-    assert metrics["data"]["rows"] == {"train": 33 if source == "reward" else 36, "selection": 4} | (
-        {"reward": 3} if source == "reward" else {}
-    ) | {"dev": 12}
-    card = (folder / name / "README.md").read_text(encoding="utf-8")
-    assert words in card
-    assert ("so the score on it is optimistic" in caplog.text) == (source == "dev")
-    assert ("The development set was scored once, at the end." in card) == (source != "dev")
+def test_what_the_method_was_rewarded_on_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"reward_data": "eval", "dropout_step": 3}
+    metrics = train(tiny.config(folder, "attendout", method="attendout", options=options))
+    assert metrics["data"]["rewarded_on"] == "dev"
+    assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
+    card = (folder / "attendout" / "README.md").read_text(encoding="utf-8")
+    assert "scored models on the development set during training" in card
+    assert "The development set was scored once, at the end." not in card
+    assert "so the score on it is optimistic" in caplog.text
     assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
 
 
-@pytest.mark.parametrize("refit", [False, True])
-def test_no_epoch_of_a_search_is_the_best(folder: Path, refit: bool) -> None:
+def test_no_epoch_of_a_search_is_the_best(folder: Path) -> None:
     """Though its score is that of all others: its model was discarded."""
     how: dict[str, Any] = {"method": "supert", "options": {"search": 0.6, "fraction": 0.5}, "epochs": 4}
-    metrics = train(tiny.config(folder, f"supert-{refit}", refit=refit, learning_rate=1e-9, **how))
-    assert (metrics["selection"]["epoch"] if refit else metrics["best_epoch"]) == 3
-    assert metrics["steps"] == (15 if refit else 20)
+    metrics = train(tiny.config(folder, "supert", refit=True, learning_rate=1e-9, **how))
+    assert (metrics["selection"]["epoch"], metrics["steps"]) == (3, 15)
 
 
 def test_a_fixed_number_of_steps(folder: Path) -> None:
@@ -213,51 +164,23 @@ def test_a_single_step_is_no_warmup(folder: Path) -> None:
     assert not torch.equal(after[f"bert.{name}"], before[name])
 
 
-# Training arguments: made in one place for runs and for fine-tuning pruned models
-
-OPTIMISATION = (
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "warmup_steps"),
-    *("lr_scheduler_type", "train_sampling_strategy", "seed", "use_cpu", "bf16"),
-)
-
-
-def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(shared: Path) -> None:
-    options: dict[str, Any] = {"schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "gradient_accumulation": 2}
-    config = tiny.config(shared, seed=7, bf16=True, **options)
-    trained = run_arguments(resolve_run(config), 36, Path("unused"))
-    recovered = training_arguments(config, output_dir="unused")
-    for name in OPTIMISATION:
-        assert getattr(trained, name) == getattr(recovered, name), name
-    assert (trained.load_best_model_at_end, trained.metric_for_best_model) == (True, "eval_accuracy")
-
-
 def test_checkpoints_are_where_the_run_looks_for_them(shared: Path) -> None:
     """Also in ``--output-dir=./~/run``, though transformers replaces a ``~`` at the beginning."""
     arguments = run_arguments(resolve_run(tiny.config(shared)), 36, Path("~/run"))
     assert arguments.output_dir == str(Path.cwd() / "~" / "run")
 
 
-@pytest.mark.parametrize(
-    ("options", "epochs"),
-    [
-        ({"epochs": 3}, 3),
-        ({"max_steps": 5}, 1),
-        ({"max_steps": 6}, 2),
-        ({"max_steps": 3, "gradient_accumulation": 3}, 2),
-    ],
-)
-def test_steps_are_counted_in_epochs(shared: Path, options: dict[str, Any], epochs: int) -> None:
-    """36 rows to train on, in batches of 8."""
-    run = resolve_run(tiny.config(shared, **options))
-    assert num_epochs(run.config, len(run.parts.train)) == epochs
-
-
 def test_steps_and_epochs_are_those_of_all_processes(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for options, epochs in (
+        ({"max_steps": 5}, 1),
+        ({"max_steps": 6}, 2),
+        ({"max_steps": 3, "gradient_accumulation": 3}, 2),
+    ):
+        assert num_epochs(tiny.config(shared, **options), 36) == epochs
     monkeypatch.setenv("WORLD_SIZE", "2")
-    run = resolve_run(tiny.config(shared, max_steps=5, selection_fraction=0.0))
-    assert num_epochs(run.config, 36) == 2  # of 3 steps, each of two batches of 8
+    assert num_epochs(tiny.config(shared, max_steps=5), 36) == 2  # of 3 steps, each of two batches of 8
     many = str(tiny.write_csv(tmp_path / "many.csv", ["no", "yes"] * 200))
     run = resolve_run(tiny.config(shared, train_file=many, epochs=None, batch_size=1, selection_fraction=0.0))
     assert run.config.max_steps == 600  # three epochs, each step of two rows
@@ -265,7 +188,7 @@ def test_steps_and_epochs_are_those_of_all_processes(
 
 @pytest.mark.parametrize(
     ("patience", "waited", "stop_after", "stopped"),
-    [(2, 1, None, False), (2, 2, None, True), (None, 2, None, False), (None, 0, 11, False), (None, 0, 10, True)],
+    [(2, 1, None, False), (2, 2, None, True), (None, 2, 11, False), (None, 0, 10, True)],
 )
 def test_a_resumed_run_that_had_stopped_takes_no_more_steps(
     shared: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, stopped: bool
@@ -302,37 +225,174 @@ def test_all_logits_are_divided(family: str) -> None:
     torch.testing.assert_close(after * 2.5, before)
 
 
-@pytest.mark.parametrize("refit", [True, False])
-def test_probabilities_change_and_predictions_stay(files: Path, refit: bool, caplog: pytest.LogCaptureFixture) -> None:
-    options = {"method": "finetune", "selection_fraction": 0.3, "refit": refit, "epochs": 1}
+def test_probabilities_change_and_predictions_stay(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"method": "finetune", "selection_fraction": 0.3, "refit": True, "epochs": 1}
     plain = train(tiny.config(files, "plain", **options))
     found = train(tiny.config(files, "calibrated", calibrate=True, **options))
-    assert plain["temperature"] is None
     assert "Probabilities are calibrated on " in caplog.text  # few rows
-    assert found["temperature"] > 0
-    assert abs(found["temperature"] - 1) > 1e-3
+    assert plain["temperature"] is None and found["temperature"] > 0 and abs(found["temperature"] - 1) > 1e-3
     assert found["all_scores"] == plain["all_scores"]
-    labels, probabilities = zip(*(predicted(files / run, files) for run in ("plain", "calibrated")), strict=True)
-    assert labels[0] == labels[1]
-    # Of two classes, the log-odds of the answer are divided by the temperature.
-    odds = [torch.tensor(each, dtype=torch.float64).logit() for each in probabilities]
-    torch.testing.assert_close(odds[1] * found["temperature"], odds[0], rtol=1e-3, atol=1e-4)
+    # Of two classes, the log-odds are divided by the temperature.
+    texts = [(tiny.sentence(number), tiny.sentence(number + 3)) for number in range(40, 52)]
+    rows = [load(files / run).predict(texts, probabilities=True) for run in ("plain", "calibrated")]
+    before, after = (torch.tensor([row["probability_yes"] for row in each]).logit() for each in rows)
+    torch.testing.assert_close(after * found["temperature"], before, rtol=1e-3, atol=1e-4)
 
 
-def predicted(run: Path, folder: Path) -> tuple[list[str], list[float]]:
-    source = Source(file=str(folder / "dev.csv"), text_columns=("sentence1", "sentence2"))
-    predict(str(run), source, str(run) + ".csv")
-    with open(f"{run}.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return [row["label"] for row in rows], [float(row["probability"]) for row in rows]
-
-
-def test_it_is_refused_without_classes_or_rows(tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path / "model")
-    tiny.write_data(tmp_path)
-    with pytest.raises(AttendropError, match="needs rows held out"):
-        tiny.config(tmp_path, calibrate=True, selection_fraction=0.0)
-    tiny.write_csv(tmp_path / "train.csv", [0.5, 1.5] * 20)
-    tiny.write_csv(tmp_path / "dev.csv", [0.5, 1.5] * 6)
+def test_it_is_refused_without_classes(shared: Path, tmp_path: Path) -> None:
+    numbers = str(tiny.write_csv(tmp_path / "train.csv", [0.5, 1.5] * 20))
+    options = {"train_file": numbers, "eval_file": None, "output_dir": str(tmp_path / "run")}
     with pytest.raises(AttendropError, match="calibrate is for classes"):
-        train(tiny.config(tmp_path, calibrate=True, method="finetune"))
+        train(tiny.config(shared, calibrate=True, method="finetune", **options))
+
+
+# Metric, class weights, logs -----------------------------------------------------------------------------------------
+
+
+def test_metric_of_ones_choice_selects_and_is_reported(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "metric", metric="macro-f1", method="finetune"))
+    assert metrics["metric"] == "f1_macro" and next(iter(metrics["all_scores"]["dev"])) == "f1_macro"
+    assert metrics["selection_score"] == max(entry["selection"]["f1_macro"] for entry in metrics["history"])
+    found = evaluate(str(folder / "metric"), Source())
+    assert (found["metric"], found["score"]) == ("f1_macro", metrics["score"])
+
+
+def test_balanced_loss_weighs_classes_as_scikit_learn_does() -> None:
+    train_labels = [0] * 6 + [1] * 2
+    weights = compute_class_weight("balanced", classes=np.arange(2), y=train_labels)
+    logits, labels = torch.randn(8, 2, dtype=torch.float64), torch.tensor(train_labels)
+    loss = balanced_loss(train_labels, 2)({"logits": logits}, labels)
+    rows = [weights[label] * functional.cross_entropy(row, label) for row, label in zip(logits, labels, strict=True)]
+    assert loss == pytest.approx(sum(rows).item() / 8)
+
+
+def test_balanced_loss_does_not_depend_on_how_a_step_is_cut() -> None:
+    weighted = balanced_loss([0, 0, 0, 1, 2, 2], 4)
+    logits, labels = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 0, 2, 1, 1])
+    whole = weighted({"logits": logits}, labels, num_items_in_batch=torch.tensor(8))
+    parts = [
+        weighted({"logits": logits[part]}, labels[part], num_items_in_batch=torch.tensor(8))
+        for part in (slice(0, 3), slice(3, 8))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_an_epoch_is_what_all_its_logs_say_together() -> None:
+    log = [{"loss": 1.0, "step": 4, "epoch": 0.8}, {"loss": 6.0, "step": 5, "epoch": 1.0, "x/dropped": 0.5}]
+    assert epoch_metrics(log, 1).items() >= {"loss": 2.0, "x/dropped": 0.5}.items()
+
+
+# run.yaml ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_run_leaves_a_file_that_repeats_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(folder / "run" / "run.yaml")
+    assert cli.main(["train", "--config", file, "--output-dir", f"{folder}/repeated", "--quiet"]) == 0
+    first, second = (tiny.read_metrics(folder / name) for name in ("run", "repeated"))
+    assert first["history"] == second["history"]
+    one, other = ((folder / name / "model.safetensors").read_bytes() for name in ("run", "repeated"))
+    assert one == other
+
+
+def test_command_line_goes_over_the_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[RunConfig] = []
+
+    def stop(config: RunConfig, **_: Any) -> None:
+        read.append(config)
+        raise AttendropError("Enough is seen.")
+
+    monkeypatch.setattr("attendrop.runs.train.train", stop)
+    file = tmp_path / "own.yaml"
+    known = yaml.safe_load((folder / "run" / "run.yaml").read_text())
+    changed = known | {"learning_rate": "5e-4", "text-columns": "sentence1,sentence2", "seed": 4, "max_steps": 20}
+    changed |= {"max_train_samples": 8}
+    del changed["text_columns"]
+    file.write_text(yaml.safe_dump(changed))
+    assert cli.main(["train", "--config", str(file), "--epochs", "1", "--set", "q=0.2"]) == 2
+    assert (read[0].epochs, read[0].max_steps, read[0].learning_rate, read[0].seed) == (1, None, 5e-4, 4)
+    assert read[0].options == known["options"] | {"q": 0.2}
+    assert cli.main(["train", "--config", str(file), "--method", "finetune"]) == 2
+    assert read[1].options == {}
+    assert cli.main(["train", "--config", str(file), "--shots", "4", "--test-fraction", "0.2"]) == 2
+    assert (read[2].shots, read[2].max_train_samples, read[2].test_fraction, read[2].eval_file) == (4, None, 0.2, None)
+    assert cli.main(["train", "--config", str(file), "--test-fraction", "0"]) == 2
+    assert read[3].eval_file == known["eval_file"] and read[3].max_train_samples == 8
+
+
+def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its name does not take the place of minilm."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("minilm").mkdir()
+    monkeypatch.setenv("ATTENDROP_DATA", "data")
+    found = yaml.safe_load(run_file(RunConfig(task="rte", model="minilm", output_dir="x")))
+    assert (found["data_dir"], found["model"]) == (str(tmp_path / "data"), "minilm")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3", "has an unknown option 'epoch'. Did you mean 'epochs'?"),
+        ("epochs: many", "epochs='many' is not a whole number."),
+        ("a: [", "cannot be read"),
+        ("seed: 1\nepochs: 2\nseed: 3", "line 3: the key 'seed' is given twice"),
+        (None, "There is no config file"),
+    ],
+)
+def test_broken_config_file(tmp_path: Path, capsys: Captured, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.yaml").write_text(content)
+    assert cli.main(["train", "--config", str(tmp_path / "run.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+# Several seeds, and lists of runs ------------------------------------------------------------------------------------
+
+
+def test_the_spread_of_seeds_is_that_of_a_sample(folder: Path) -> None:
+    scores, metrics = [0.5, 0.75, 0.9], tiny.read_metrics(folder / "run")
+    found = summarise([metrics | {"all_scores": {"dev": {"accuracy": score}}} for score in scores])
+    expected = {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "values": scores}
+    assert found["all_scores"] == {"dev": {"accuracy": expected}}
+
+
+# Options that contradict each other are refused before anything is read, and the refusal names one of them
+
+TASK: dict[str, Any] = {"train_file": None, "eval_file": None, "text_columns": (), "label_column": None}
+
+
+def run_of(**options: Any) -> RunConfig:
+    return tiny.config(Path("nowhere"), **options)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "words"),
+    [
+        (run_of, {"test_fraction": 0.2}, "test-fraction and eval-file are both evaluation data"),
+        (run_of, {"test_fraction": 1.0}, "test_fraction=1.0 must be at least 0 and below 1"),
+        (run_of, {"refit": True, "selection_fraction": 0.0}, "refit needs rows held out from training"),
+        (run_of, {"patience": 2, "selection_fraction": 0}, "patience needs rows held out"),
+        (run_of, {"calibrate": True, "selection_fraction": 0.0}, "needs rows held out"),
+        (run_of, {"shots": 1, "max_train_samples": 1}, "both limit the training data"),
+        (run_of, {"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
+        (
+            run_of,
+            {"task": "swag"},
+            "task is the kind of its rows, one of choice, .*, and not 'swag'",
+        ),
+        (run_of, {**TASK, "task": "tags"}, "'tags' is for custom files"),
+        (run_of, {**TASK, "task": "rte", "skip_bad_rows": True}, "skip-bad-rows is for custom files"),
+        (run_of, {"max_steps": 0}, "max-steps 0 trains nothing but the head's start"),
+        (run_of, {"lora": {"r": 0}}, "r=0 must be a whole number"),
+        (Source, {"file": "a.csv", "task": "rte"}, "a task .* or a file"),
+        (Source, {"task": "rte", "text_columns": ("a",)}, "text-columns is for custom files"),
+        (Source, {"file": "a.csv", "input_format": "csv"}, "input-format is for standard input"),
+        (Source, {"file": "a.csv", "skipped_file": "x"}, "skipped-file is for skip-bad-rows"),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_each_other(made: Callable[..., Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        made(**options)
