@@ -27,7 +27,7 @@ METHODS: dict[str, tuple[Any, ...]] = {
     "random": (ADDrop(layers="all", attribution="random", p=0.9, q=0.9), 1),
     "by layer": (Scheduler(probabilities=((0.9, 0.1), (0.2, 0.5))), 1),
     "blocks": (DropBlock(p=0.4), 1),
-    "attendout": (AttendOut(reward_data="split"), 3),
+    "attendout": (AttendOut(), 3),
     "attendout, heads of one layer": (AttendOut(granularity="head", generator_heads=2, layers=[1]), 2),
 }
 
@@ -49,11 +49,12 @@ def run(
     monkeypatch.setattr(AttentionComputation, "attend", attending)
     model, batch = zoo.build(family, dtype=torch.float64), zoo.batch_of(family, (9, 5, 12))
     found: list[Any] = []
-    with regularize(model, method, total_steps=8) as reg:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with regularize(model, method, total_steps=8, optimizer=optimizer, reward_data=[batch]) as reg:
         reg.set_epoch(1)
         for step in range(steps):
             if cut and step == steps - 1:
-                batch = {key: value if key == "labels" else value[:, :cut] for key, value in batch.items()}
+                batch = {key: value[:, :cut] if value.ndim == 2 else value for key, value in batch.items()}
             loss = reg.loss(batch, rows=range(3) if method.needs_rows else None)
             loss.backward()
             reg.step()

@@ -53,13 +53,16 @@ def test_names_that_are_words_are_rows_where_rows_are_few(names: list[str]) -> N
 
 @pytest.mark.parametrize("names", NOT_WORDS, ids=str)
 def test_numbers_ids_letters_and_codes_are_never_rows(names: list[str]) -> None:
-    assert telling_names(names) == [] and why_no_rows(names) == f"{names[0]!r} says nothing in words"
+    assert (
+        telling_names(names) == []
+        and why_no_rows(names) == f"{names[0]!r} does not tell its class from the others in words"
+    )
 
 
 def test_a_code_among_many_words_is_no_row_itself() -> None:
     names = [f"{word} card" for word in ("lost", "stolen", "new", "old", "blue", "broken", "lent", "late", "red")]
     assert why_no_rows([*names, "w2"]) == "" and telling_names([*names, "w2"]) == names
-    assert why_no_rows([*names, "w2", "x4"]) == "'w2' says nothing in words"
+    assert why_no_rows([*names, "w2", "x4"]) == "'w2' does not tell its class from the others in words"
 
 
 WORD = ("red", "blue", "near", "far", "cold", "warm", "high")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.command_line import Captured, assert_refused
 
+from attendrop.cli.inspect import announce_files
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.studies.study import read_study
@@ -367,4 +369,4 @@ def test_a_study_refuses_them_before_its_first_run(tmp_path: Path) -> None:
     file = write(tmp_path, [[0, 1], [1, 1]])
     (tmp_path / "study.yaml").write_text(f"data: [{{train_file: {file}}}]\nmethods: [finetune]\nseeds: 1\n")
     with pytest.raises(AttendropError, match="the labels are vectors of numbers"):
-        read_study(str(tmp_path / "study.yaml"), check_data=True)
+        read_study(str(tmp_path / "study.yaml"), on_data=partial(announce_files, quiet=True))

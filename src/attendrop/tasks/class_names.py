@@ -76,7 +76,9 @@ def why_no_rows(names: Collection[str], rows: int = 0) -> str:
     """
     telling = set(telling_names(names))
     if len(telling) < (1 - _WITHOUT_WORDS) * len(names):
-        return f"{next(name for name in names if name not in telling)!r} says nothing in words"
+        return (
+            f"{next(name for name in names if name not in telling)!r} does not tell its class from the others in words"
+        )
     if rows > MOST_ROWS_PER_CLASS * len(names):
         return f"there are more than {MOST_ROWS_PER_CLASS} rows a class"
     return ""
