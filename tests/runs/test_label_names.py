@@ -112,6 +112,23 @@ def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     assert parts(named, label_names=str(named / "names.csv"), **options).train["label"][-1] == [1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "ad-drop", "options": {"attribution": "recorded"}, "gradient_accumulation": 2, "max_steps": 3},
+        {"selection_fraction": 0.25, "long_texts": "windows", "max_length": 6, "max_steps": 2},
+    ],
+    ids=["recorded", "refit"],
+)
+def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Path) -> None:
+    found, without = (train(config(named, given, label_names=given, **options)) for given in ("auto", "none"))
+    assert found["data"]["rows"]["train"] == without["data"]["rows"]["train"] == 21
+    assert found["data"]["rows"]["label_names"] == 3 and "label_names" not in without["data"]["rows"]
+    assert found["data"]["report"]["parts"] == without["data"]["report"]["parts"]
+    assert found["baseline"] == without["baseline"]
+    assert tiny.weights_of(named / "auto") != tiny.weights_of(named / "none")
+
+
 @pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])
 def test_they_are_rows_of_baselines_but_of_the_constant_answer(name: str, rows: int | None, named: Path) -> None:
     write(named / "train.csv", ["red", "red", *NAMES * 6, "red"])
