@@ -289,3 +289,12 @@ def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) 
     assert [len(each) for each in sent[1:]] == [2, 1, 0]
     assert list(recorder.records.rows) == [3, 1, 2, 10, 11, 12]
     assert recorder.records.new == set()
+
+
+def test_attributions_that_no_row_ever_has_are_told_as_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ADDrop(**ON)) as reg:
+        for start in (0, 10):
+            reg.loss(batch, rows=range(start, start + len(batch["labels"]))).backward()
+            reg.step()
+    assert [message.split()[1] for message in caplog.messages if "never took effect" in message] == ["ad-drop"]
