@@ -391,7 +391,7 @@ def run_of(**options: Any) -> RunConfig:
         (Source, {"file": "a.csv", "input_format": "csv"}, "input-format is for standard input"),
         (Source, {"file": "a.csv", "skipped_file": "x"}, "skipped-file is for skip-bad-rows"),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_options_that_contradict_each_other(made: Callable[..., Any], options: dict[str, Any], words: str) -> None:
     with pytest.raises(AttendropError, match=words):
