@@ -25,34 +25,54 @@ DIFFERENCES = {
 }
 
 
-def lines() -> Iterator[str]:
-    """Yield the lines of the table."""
-    runs: dict[tuple[Any, ...], dict[int, Any]] = {}
+R_DROP = {
+    "R-Drop": (("r-drop", None), PLAIN),
+    "R-Drop, where names are rows": (("r-drop", "auto"), NAMED),
+    "AD-DROP minus R-Drop, where names are rows": (BOTH, ("r-drop", "auto")),
+}
+Runs = dict[tuple[Any, ...], dict[int, Any]]
+
+
+def read_runs() -> Runs:
+    """Read the scores by row of all runs, by data, rows per class, method and option, and by seed."""
+    runs: Runs = {}
     for line in (RESULTS / "runs.jsonl").read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         given = run["run"]
         key = (Path(given["train_file"]).parent.name, given["shots"], run["method"], given.get("label_names"))
         runs.setdefault(key, {})[run["seed"]] = RowScores.from_dict(run["row_scores"]).values.astype(float)
+    return runs
+
+
+def cell(runs: Runs, data: str, shots: int, one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[int, str]:
+    """Return the number of draws in common, and the difference of two kinds of runs with its interval."""
+    found = runs.get((data, shots, *one), {}), runs.get((data, shots, *other), {})
+    draws = sorted(set(found[0]) & set(found[1]))
+    if len(draws) < 2:
+        return len(draws), "-"
+    first, second = (np.stack([each[draw] for draw in draws]) for each in found)
+    mean = paired_difference(first.mean(axis=1), second.mean(axis=1), first - second, first.shape[1]).mean
+    return len(draws), f"{mean.value:+.3f} [{mean.low:+.3f}, {mean.high:+.3f}]"
+
+
+def lines() -> Iterator[str]:
+    """Yield the lines of the tables: names with AD-DROP; and R-Drop, with five rows."""
+    runs = read_runs()
     yield "| data, rows per class | draws | plain | with names | " + " | ".join(DIFFERENCES) + " |"
     yield "|---|---:|---:|---:|" + "---:|" * len(DIFFERENCES)
     for data in DATA:
         for shots in SHOTS:
-            of = {kind: runs.get((data, shots, *kind), {}) for kind in (PLAIN, NAMED, OURS, BOTH)}
-            draws = sorted(set.intersection(*(set(found) for found in of.values())))
-            if len(draws) < 2:
-                continue
-            scores = {kind: np.stack([found[draw] for draw in draws]) for kind, found in of.items()}
-            cells = []
-            for one, other in DIFFERENCES.values():
-                found = paired_difference(
-                    scores[one].mean(axis=1),
-                    scores[other].mean(axis=1),
-                    scores[one] - scores[other],
-                    scores[one].shape[1],
-                ).mean
-                cells.append(f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
-            means = (f"{scores[kind].mean():.3f}" for kind in (PLAIN, NAMED))
-            yield f"| {data}, {shots} | {len(draws)} | " + " | ".join([*means, *cells]) + " |"
+            cells = [cell(runs, data, shots, *pair) for pair in DIFFERENCES.values()]
+            if all(text != "-" for _, text in cells):
+                means = [f"{np.mean([*runs[data, shots, *kind].values()]):.3f}" for kind in (PLAIN, NAMED)]
+                draws = min(number for number, _ in cells)
+                yield f"| {data}, {shots} | {draws} | " + " | ".join([*means, *(text for _, text in cells)]) + " |"
+    yield ""
+    yield "| data, five rows per class | draws | " + " | ".join(R_DROP) + " |"
+    yield "|---|---:|" + "---:|" * len(R_DROP)
+    for data in DATA:
+        cells = [cell(runs, data, 5, *pair) for pair in R_DROP.values()]
+        yield f"| {data} | {cells[0][0]} | " + " | ".join(text for _, text in cells) + " |"
 
 
 if __name__ == "__main__":
