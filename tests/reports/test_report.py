@@ -8,6 +8,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,9 @@ def test_json_holds_no_markup_and_gives_the_values_back() -> None:
     text = script_json({HOSTILE: [1.5, None, True, HOSTILE], "a": (math.nan, [math.inf, 1.0])})
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {HOSTILE: [1.5, None, True, HOSTILE], "a": [None, [None, 1.0]]}
+
+
+def test_what_pages_need_is_said_where_it_is_missing() -> None:
+    code = "import sys; sys.modules['altair'] = None; import attendrop.reports.report"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "AttendropError: Figures and pages need Altair; run `pip install 'attendrop[plots]'`." in found.stderr

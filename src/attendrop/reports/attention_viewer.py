@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import numpy as np
 from markupsafe import Markup
 
@@ -33,6 +32,9 @@ from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.table import BadValue
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD, WINDOWS
 from attendrop.wording import counted
+
+# isort: split
+import altair as alt  # after `figures`, which says how to install it
 
 # Side of the maps in the overview, in blocks at most, and of a head there and a cell of the map, in pixels.
 _BLOCKS, _THUMBNAIL, _LARGEST_CELL, _LARGEST_MAP = 8, 34, 24, 520
