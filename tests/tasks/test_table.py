@@ -289,6 +289,8 @@ BAD_FILES = [
     ("a.csv", b"PK\x03\x04\x14\0", "a.csv is a ZIP archive, such as an Excel workbook, not text; unpack it"),
     ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
+    ("a.jsonl", '{"text": "a", "label": 1, "label": 0}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),
+    ("a.json", '[{"text": "a", "label": 1, "label": 0}]', "a.json is not a valid JSON array (a key occurs twice)"),
     ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
     ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: '\\ud800' is half of a surrogate pair"),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),

@@ -771,13 +771,20 @@ def _cell(value: Any) -> str:
 # Typed values: JSON and Parquet ---------------------------------------------------------------------------------------
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return row
+
+
 def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool = False) -> Iterator[Table]:
     def objects(lines: Iterable[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
         there = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         for index, (number, line) in enumerate(there):
             problem = f'every {unit} must be an object such as {{"text": ...}}'
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_without_duplicates)
                 # JSON can write half of a pair of surrogates, which is no character.
                 dumped = json.dumps(row, ensure_ascii=False) if _ESCAPED_SURROGATE.search(line) else ""
                 if half := _SURROGATE.search(dumped):
@@ -798,7 +805,7 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         lines, unit = chain(start, lines), "line"
         if may_be_array and start[-1].lstrip().startswith("["):
             try:
-                lines, unit = map(json.dumps, json.loads("".join(lines))), "row"
+                lines, unit = map(json.dumps, json.loads("".join(lines), object_pairs_hook=_without_duplicates)), "row"
             except (ValueError, RecursionError) as error:
                 raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
         columns, rows = list[str](), objects(lines)

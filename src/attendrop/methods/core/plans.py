@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -105,8 +104,8 @@ class RandomMaskPlan(Plan):
         edit = found.edit if found.drop is None else replace(found.edit, drop=found.drop())
         if found.counts is not None and found.place not in found.counts.ran:
             found.counts.ran.add(found.place)
-            if found.drop is not None and edit.ready is None:
-                self._edits[key] = found._replace(drop=kept(found.drop()))
+            if edit.drop is not None and edit.ready is None:  # until the backward pass
+                self._edits[key] = found._replace(edit=replace(edit, drop=None), drop=kept(edit.drop))
         return edit
 
     def make(self, call: AttentionCall) -> AttentionEdit:
@@ -134,8 +133,8 @@ class RandomMaskPlan(Plan):
         if at_a_time:
             ready = ReadyMask.of(stack, drop, whole_rows=found.whole_rows).split(stack)
         for place, (key, mask) in enumerate(zip(names, stack.split(drop), strict=True)):
-            edit = AttentionEdit(in_part=not found.whole_rows, ready=ready[place], draws=found.draws)
-            self._edits[key] = _LayerEdit(call, edit, partial(_itself, mask), counts, place)
+            edit = AttentionEdit(mask, in_part=not found.whole_rows, ready=ready[place], draws=found.draws)
+            self._edits[key] = _LayerEdit(call, edit, None, counts, place)
 
     # Samples, which depend on the seed, the step and the sequence only.
 
@@ -233,10 +232,6 @@ class RandomMaskPlan(Plan):
 
 def _at_valid(call: AttentionCall, drop: Tensor) -> Tensor:
     return (drop if call.valid is None else drop & call.valid).expand(call.shape)
-
-
-def _itself(mask: Tensor) -> Tensor:
-    return mask
 
 
 class WordPlan(Plan):
