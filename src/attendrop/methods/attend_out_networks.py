@@ -37,7 +37,7 @@ from attendrop.extend import (
     sample_mask,
 )
 from attendrop.methods.core.context import LayerCounts, RunningStatistics
-from attendrop.randomness.candidates import at_once, pack, unpack
+from attendrop.randomness.candidates import layers_at_once, pack, unpack
 from attendrop.support.models import skips_step, to_device, trained_tensors, transformers_model
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ class Players:
 class Attack(Plan):
     """Plan of the attacker's training pass: samples the dropped units, and records in ``micro`` how to do so again.
 
-    The generator is applied to each layer, also to those that are not selected. On a GPU, it decides for many layers at
+    The generator is applied to each layer, also to those that are not selected. It decides for many small layers at
     once when the first of them runs. ``probabilities`` counts the sum of the drop probabilities, and the number of
     units, by layer key.
     """
@@ -437,16 +437,16 @@ class Attack(Plan):
         return self.edits[key]
 
     def _decide(self, call: AttentionCall) -> None:
-        """Sample what to drop in a layer and, on a GPU, in the selected ones after it."""
+        """Sample what to drop in a layer and, if they are small, in the selected ones after it."""
         assert self._draft is not None
-        players, layers, at_a_time = self.players, [call.layer], at_once(call.device) // max(1, math.prod(call.shape))
+        players = self.players
+        layers = [call.layer, *(layer for layer in players.attention_layers if layer.index > call.layer.index)]
+        at_a_time = layers_at_once(math.prod(call.shape), len(layers), call.device)
         if self._draft.applications > call.layer.index + 1:  # decided ahead for another mask of keys: begin again
             self._draft, at_a_time = Draft(players.generator, self.context.inputs), 0
             for key, index in self.micro.layers.items():
                 self._draft.scores(players.layers[key].index, self._masks[index])
-        if at_a_time > 1:
-            after = [layer for layer in players.attention_layers if layer.index > call.layer.index]
-            layers += after[: at_a_time - 1]
+        layers = layers[: max(1, at_a_time)]
         stack = call.stacked(layers)
         _, units, dropped, probabilities = players.act(self._draft, stack, self.micro.key)
         number, total, count = (
