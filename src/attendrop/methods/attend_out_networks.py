@@ -440,8 +440,8 @@ class Attack(Plan):
         """Sample what to drop in a layer and, if they are small, in the selected ones after it."""
         assert self._draft is not None
         players = self.players
+        at_a_time = layers_at_once(math.prod(call.shape), len(players.attention_layers), call.device)
         layers = [call.layer, *(layer for layer in players.attention_layers if layer.index > call.layer.index)]
-        at_a_time = layers_at_once(math.prod(call.shape), len(layers), call.device)
         if self._draft.applications > call.layer.index + 1:  # decided ahead for another mask of keys: begin again
             self._draft, at_a_time = Draft(players.generator, self.context.inputs), 0
             for key, index in self.micro.layers.items():

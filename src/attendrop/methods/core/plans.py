@@ -117,10 +117,9 @@ class RandomMaskPlan(Plan):
         """Choose what to drop in a layer and, if they are small, in those like it that run after it."""
         assert self._drops is not None
         every = self.context.adapter.attention_layers
-        after = every[every.index(call.layer) + 1 :]
-        layers = [call.layer] + [layer for layer in after if layer.kind == call.layer.kind and self.wants(layer)]
-        at_a_time = layers_at_once(math.prod(call.shape), len(layers), call.device)
-        layers = layers[: max(1, at_a_time)]
+        alike = [layer for layer in every if layer.kind == call.layer.kind and self.wants(layer)]
+        at_a_time = layers_at_once(math.prod(call.shape), len(alike), call.device)
+        layers = alike[alike.index(call.layer) :][: max(1, at_a_time)]
         stack, names = call.stacked(layers), [layer.key for layer in layers]
         found = self._drops(self, stack)
         if found is None:  # nothing can be dropped
