@@ -1,7 +1,8 @@
 """Comparison of methods on custom data: which one should be used to fine-tune on it?
 
-The time line of :func:`run_comparison`: settings are searched on selection rows, if this is asked for; all methods and
-baselines are run with each seed; their answer is written; the recommended model is trained on all rows, and kept.
+The time line of :func:`run_comparison`: an encoder is chosen on the training rows, and settings on selection rows, if
+this is asked for; all methods and baselines are run with each seed; their answer is written; the recommended model is
+trained on all rows, and kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import holds_run, read_metrics
+from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
@@ -34,8 +35,9 @@ from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.run_specs import FROZEN, REFERENCE, Event, RunSpec, with_evaluation
+from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
-from attendrop.support.files import write_json, write_text
+from attendrop.support.files import model_sha256, write_json, write_text
 from attendrop.tasks.base import Task
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
@@ -64,6 +66,7 @@ class Outcome:
     """Result of a comparison.
 
     Attributes:
+        encoders: How encoders were compared on the training rows; None if one was given.
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         best: Folder of this model.
@@ -73,6 +76,7 @@ class Outcome:
     trials: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
     kept: str | None = None
     best: Path | None = None
+    encoders: Screening | None = None
 
     @property
     def chosen(self) -> dict[str, MethodSetting]:
@@ -89,6 +93,7 @@ class Outcome:
             "chosen": {name: setting.described for name, setting in self.chosen.items()},
             "kept": self.kept,
             "best": None if self.best is None else str(self.best),
+            **({} if self.encoders is None else {"encoders": self.encoders.as_dict()}),
         }
 
     @property
@@ -104,6 +109,7 @@ class Outcome:
     def lines(self) -> list[str]:
         """Return the answer in words, the table, and the chosen settings."""
         lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
+        lines += [] if self.encoders is None else ["", *self.encoders.lines()]
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
@@ -112,6 +118,7 @@ class Outcome:
     def write(self, folder: Path) -> None:
         """Write the answer, with the chosen settings."""
         choices = "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
+        choices += "" if self.encoders is None else self.encoders.markdown()
         table = csv_of_records(self.answer.records())
         write_reports(folder, self.answer.markdown() + choices, self.as_dict(), table)
 
@@ -131,7 +138,7 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
         output_dir: Folder of the answer, the runs and the chosen model. Another call continues there.
         workers: Number of processes; 0: this one; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.open_runner`.
-        **options: ``methods``, ``seeds``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
+        **options: ``methods``, ``models``, ``seeds``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
             :class:`attendrop.studies.comparison.Comparison`, and options of
             :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
@@ -167,8 +174,19 @@ def run_comparison(
         AttendropError: The data cannot be used, or a method on the model, the folder holds the answer of another
             comparison, or no run of plain fine-tuning succeeded.
     """
-    config, folder = comparison.config, Path(comparison.output_dir)
+    folder, encoders, screened_by = Path(comparison.output_dir), None, dict[str, Any]()
     check_study_folder(folder, comparison=True)
+    # Choose an encoder, if this is asked for, or read which one was chosen from the same encoders on the same rows.
+    if comparison.models:
+        screened_by = comparison.record() | {name: model_sha256(name) for name in comparison.models}
+        screened_by = {name: value for name, value in screened_by.items() if name not in ("model", "model_sha256")}
+        before = read_json(folder / ENCODERS, {"of": dict, "found": dict})
+        same = before is not None and before["of"] == screened_by
+        encoders = Screening.from_dict(before["found"]) if same else screen(comparison.config, comparison.models)
+        logger.info("%s", " ".join(encoders.sentences))
+        config = dataclasses.replace(comparison.config, model=encoders.chosen.model)
+        comparison = dataclasses.replace(comparison, config=config)
+    config = comparison.config
     # Bad data and models are to be refused once, and not by each run.
     run = resolve_run(config)
     load_tokenizer(config.model, run.task)
@@ -194,6 +212,8 @@ def run_comparison(
     final = comparison.seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_json(folder / RECORD, comparison.record())
+        if encoders is not None:
+            write_json(folder / ENCODERS, {"of": screened_by, "found": encoders.as_dict()})
         # Try settings, if this is asked for.
         perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
@@ -210,7 +230,7 @@ def run_comparison(
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
         failed = [each.run for each in results if each.metrics is None]
         found = answer([each.run for each in results if each.metrics is not None], failed=failed)
-        outcome = Outcome(found, trials)
+        outcome = Outcome(found, trials, encoders=encoders)
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model
         # Keep the model.
