@@ -16,6 +16,7 @@ from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import read_failures
 from attendrop.studies.method_rows import method_label, scored_data
 from attendrop.studies.run_specs import COMPARED, LABEL, REFERENCE, RUNS
+from attendrop.studies.screening import ENCODERS, Screening
 from attendrop.studies.study import OverallRow, overall_rows
 from attendrop.wording import counted
 
@@ -77,12 +78,14 @@ class Results:
     Attributes:
         overall: Methods over all settings; empty for a single one.
         notes: What the reader must know of how the results were found.
+        encoders: How the encoder of a comparison was chosen; None if it was given.
     """
 
     folder: Path
     settings: tuple[ReportedSetting, ...]
     overall: tuple[OverallRow, ...]
     notes: tuple[str, ...]
+    encoders: Screening | None = None
 
     @property
     def labels(self) -> list[str]:
@@ -154,7 +157,9 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     if unscored := [each.name for each in settings if not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
-    return Results(folder, tuple(settings), overall, tuple(notes))
+    screened = read_json(folder / ENCODERS, {"found": dict})
+    encoders = None if screened is None else Screening.from_dict(screened["found"])
+    return Results(folder, tuple(settings), overall, tuple(notes), encoders)
 
 
 def runs_folder(folder: Path) -> Path:
