@@ -33,6 +33,7 @@ from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
+from attendrop.studies.learning_curve import CURVE, HALVINGS, MODELS, SEEDS, LearningCurve, learning_curves
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.run_specs import FROZEN, REFERENCE, Event, RunSpec, with_evaluation
 from attendrop.studies.screening import ENCODERS, Screening, screen
@@ -67,6 +68,7 @@ class Outcome:
 
     Attributes:
         encoders: How encoders were compared on the training rows; None if one was given.
+        curves: What more rows would bring, of each model for which it was asked.
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         best: Folder of this model.
@@ -77,6 +79,7 @@ class Outcome:
     kept: str | None = None
     best: Path | None = None
     encoders: Screening | None = None
+    curves: Sequence[LearningCurve] = ()
 
     @property
     def chosen(self) -> dict[str, MethodSetting]:
@@ -94,6 +97,7 @@ class Outcome:
             "kept": self.kept,
             "best": None if self.best is None else str(self.best),
             **({} if self.encoders is None else {"encoders": self.encoders.as_dict()}),
+            **({"curves": [each.as_dict() for each in self.curves]} if self.curves else {}),
         }
 
     @property
@@ -109,6 +113,7 @@ class Outcome:
     def lines(self) -> list[str]:
         """Return the answer in words, the table, and the chosen settings."""
         lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
+        lines += ["", *(each.sentence for each in self.curves)] if self.curves else []
         lines += [] if self.encoders is None else ["", *self.encoders.lines()]
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
@@ -118,6 +123,7 @@ class Outcome:
     def write(self, folder: Path) -> None:
         """Write the answer, with the chosen settings."""
         choices = "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
+        choices += "".join(f"\n{in_markdown(each.sentence)}\n" for each in self.curves)
         choices += "" if self.encoders is None else self.encoders.markdown()
         table = csv_of_records(self.answer.records())
         write_reports(folder, self.answer.markdown() + choices, self.as_dict(), table)
@@ -138,8 +144,8 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
         output_dir: Folder of the answer, the runs and the chosen model. Another call continues there.
         workers: Number of processes; 0: this one; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.open_runner`.
-        **options: ``methods``, ``models``, ``seeds``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
-            :class:`attendrop.studies.comparison.Comparison`, and options of
+        **options: ``methods``, ``models``, ``curve``, ``seeds``, ``trials``, ``folds``, ``baselines`` and
+            ``keep_best``, see :class:`attendrop.studies.comparison.Comparison`, and options of
             :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
     Raises:
@@ -210,6 +216,7 @@ def run_comparison(
         comparison = dataclasses.replace(comparison, baselines=baselines)
     defaults = {setting.label: setting for setting in comparison.methods}
     final = comparison.seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
+    final += comparison.curve * MODELS * (SEEDS * len(HALVINGS) - min(SEEDS, comparison.seeds))
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_json(folder / RECORD, comparison.record())
         if encoders is not None:
@@ -233,6 +240,12 @@ def run_comparison(
         outcome = Outcome(found, trials, encoders=encoders)
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model
+        # Predict what more rows would bring, if this is asked for.
+        (folder / CURVE).unlink(missing_ok=True)
+        if comparison.curve:
+            outcome = dataclasses.replace(outcome, curves=learning_curves(found, results, perform))
+            write_json(folder / CURVE, {"curves": [each.as_dict() for each in outcome.curves]})
+            outcome.write(folder)
         # Keep the model.
         if comparison.keep_best:
             runner.release()

@@ -136,6 +136,8 @@ class Comparison:
         CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all but setfit"
     )
     """By default all but ``setfit``, which takes as long as fine-tuning."""
+    curve: bool = option(False, "search", "Also say what more rows would bring, from runs on fewer.")
+    """See :mod:`attendrop.studies.learning_curve`."""
     keep_best: bool = option(True)
     """Train the recommended model on all rows, and keep it in ``best/``."""
 
