@@ -133,9 +133,9 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
     """Predict the gains of two and four times as many rows by a power law, ``score(n) = top - b * n ** -c``.
 
     The gains of the two doublings that were seen, with the covariance of their errors, weigh the laws of a grid:
-    exponents ``c`` from 0.05 to 1.5 by their logarithm, gains of the last doubling from 0, and a ``top`` that is at most
-    the best score.
-    The interval is that of these laws, and of how far the gain of single further rows is from that of all such rows.
+    exponents ``c`` from 0.05 to 1.5 by their logarithm, gains of the last doubling from 0, and a ``top`` that is not
+    above the best score. The interval is that of these laws, and of how far the gain of a few further rows is from that
+    of all such rows.
 
     Args:
         sizes: Numbers of training rows, ``(3,)``, each about twice the one before.
