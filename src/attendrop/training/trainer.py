@@ -36,12 +36,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import FineTune, Method, MethodState
-from attendrop.methods.core.context import Processes, RunningStatistics, TrainingContext, tokens_of
+from attendrop.methods.core.context import LabelledRows, Processes, RunningStatistics, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.support.files import disk_errors
 from attendrop.support.models import ANSWER_MASK, ROW_INDEX, Batch, freeze_unsaved, gathered, sharding_mesh
 from attendrop.training import checkpoints
-from attendrop.training.regularization import LabelledRows, Regularization, is_stream
+from attendrop.training.regularization import Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
 
