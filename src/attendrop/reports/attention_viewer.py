@@ -14,7 +14,6 @@ import numpy as np
 from markupsafe import Markup
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options
 from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_stages, text_maps
 from attendrop.reports.figures import MUTED, SERIES
@@ -306,16 +305,12 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
 
 
 def _about(stages: Stages, attribution: str = "gradient") -> Markup:
-    method = stages.method and method_in_words(stages.method)
+    method = stages.method and stages.method.name
+    if stages.method is not None:
+        own = given_options(stages.method.name, stages.method.options())
+        method = f"{method} with {', '.join(f'{name}={value}' for name, value in own.items()) or 'its default options'}"
     score = stages.task_type.attributed
     return render("explanation", method=method, attribution=attribution, stages=stages.stages, score=score)
-
-
-def method_in_words(method: Method) -> str:
-    """Write a method with the options that are not its default, such as ``NAME with p=0.5``."""
-    own = given_options(method.name, method.options())
-    options = ", ".join(f"{name}={value}" for name, value in own.items())
-    return f"{method.name} with {options or 'its default options'}"
 
 
 def attention_part(results: Results, texts: Sequence[str], pairs: Sequence[str], device: str) -> tuple[Section, str]:

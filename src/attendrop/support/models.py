@@ -198,7 +198,9 @@ def true_everywhere(model: nn.Module, value: bool) -> bool:
 
 
 def gathered(value: Any, group: Any = None) -> list[Any]:
-    """Return what the processes of a group pass, in the order of their ranks."""
+    """Return what the processes of a group pass, in the order of their ranks; of a single process, its own."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
     found: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(found, value, group=group)
     return found
