@@ -18,6 +18,7 @@ from attendrop import regularize
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.training.regularization import Regularization
 from attendrop_methods import AdversarialDropout, AlphaDropout, DropAttention, DropBlock, EDropout, HeadMask
+from attendrop_methods.attention_dropout import _EDropoutState
 
 
 def gamma(p: float, size: int, rows: int, n: int) -> float:
@@ -223,3 +224,13 @@ def test_a_step() -> None:
         for layer, drop in enumerate(survivors[population.best])
     }
     reg.close()
+
+
+def test_an_energy_that_is_not_finite_loses() -> None:
+    population: Any = _EDropoutState(EDropout(), zoo.training(zoo.build("bert")))
+    population.states = {"encoder.0": torch.tensor([[False]] * 4)}
+    population.challengers = {"encoder.0": torch.tensor([[True]] * 4)}
+    population.energies = torch.tensor([1.0, torch.nan, 0.5, 1.0, torch.nan, 0.4, torch.nan, 2.0])
+    population.after_step(1)
+    assert population.states["encoder.0"].flatten().tolist() == [False, True, False, False]
+    assert population.best == 1

@@ -140,3 +140,12 @@ def test_hidden_units_that_are_kept_make_up_for_those_dropped() -> None:
     assert 0.5 < kept.float().mean() < 0.9
     scale = plain.shape[-1] / kept.sum(-1, keepdim=True).double()
     torch.testing.assert_close(dropped, plain * kept * scale, rtol=1e-13, atol=1e-13)
+
+
+def test_the_scope_of_integrated_gradients_reaches_them() -> None:
+    batch, losses = zoo.batch_of("bert"), []
+    for scope in ("joint", "layerwise"):
+        method = ADDrop(layers="all", attribution="integrated_gradient", scope=scope, p=0.3, q=1.0)
+        with regularize(zoo.build("bert", dtype=torch.float64), method) as reg:
+            losses.append(reg.loss(batch).item())
+    assert losses[0] != losses[1]

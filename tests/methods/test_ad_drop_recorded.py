@@ -272,3 +272,11 @@ def test_attributions_that_no_row_ever_has_are_told_as_no_effect(caplog: pytest.
             reg.loss(batch, rows=range(start, start + len(batch["labels"]))).backward()
             reg.step()
     assert [message.split()[1] for message in caplog.messages if "never took effect" in message] == ["ad-drop"]
+
+
+def test_the_limit_is_in_mebibytes_or_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with regularize(zoo.build("bert"), ADDrop(record_limit=3, **ON)) as reg:
+        assert recorder_of(reg).records.limit == 3 << 20
+    alone = RowRecords().limit
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert RowRecords().limit == pytest.approx(alone / 8, rel=0.3)
