@@ -57,11 +57,6 @@ class ShownText:
     label: str | None = None
     note: str = ""
 
-    @property
-    def tokens(self) -> int:
-        """Number of its tokens that are shown."""
-        return len(self.stages[0].tokens)
-
 
 def show_texts(
     stages: Stages,
@@ -161,7 +156,7 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
     if stages.method is not None:
         crosses = alt.binding_checkbox(name=f"Cross out what {stages.method.name} drops")
         params.append(alt.param("crosses", value=True, bind=crosses))
-    side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(shown.tokens for shown in texts)))
+    side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(len(shown.stages[0].tokens) for shown in texts)))
     crossed = stages.method is not None
     above = [_map(place, stage.name, chosen, side, crosses=crossed) for place, stage in enumerate(stages.stages)]
     below = [_overview(place, chosen, count, len(layers)) for place in range(len(stages.stages))]
@@ -299,7 +294,7 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     if (size := len(page.encode())) > MOST_BYTES:
         raise AttendropError(
             f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give a lower --max-length than "
-            f"{max(shown.tokens for shown in texts)}, fewer layers (--layers), or fewer texts."
+            f"{max(len(shown.stages[0].tokens) for shown in texts)}, fewer layers (--layers), or fewer texts."
         )
     return page
 

@@ -57,7 +57,6 @@ from attendrop.support.models import (
     number_of_rows,
     sharding_mesh,
     skips_step,
-    unscale,
 )
 from attendrop.wording import counted
 
@@ -170,10 +169,17 @@ class Regularization:
                     )
                 parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
 
+                @torch.no_grad()
                 def edit() -> None:
-                    if not skips_step(optimizer):
-                        unscale(optimizer)
-                        self.method_state.edit_gradients(parameters)
+                    if skips_step(optimizer):
+                        return
+                    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+                    if scale is not None:  # of float16: unscale them, as the optimizer would do in the step
+                        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                            if parameter.grad is not None:
+                                parameter.grad.div_(scale.to(parameter.grad.device))
+                        optimizer.grad_scale = None  # type: ignore[attr-defined]
+                    self.method_state.edit_gradients(parameters)
 
                 self._open.callback(before_step(optimizer, edit).remove)
             if self.adapter is not None:

@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import partial, reduce, update_wrapper
 from itertools import chain
+from operator import or_
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -460,8 +461,8 @@ def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = la
     return update_wrapper(call, hook)
 
 
-def _merged(found: list[Any]) -> dict[str, Any]:
-    return {name: value for each in found for name, value in each.items()}
+# Of the results of several parts, which are dictionaries.
+_merged: Callable[[list[Any]], Any] = partial(reduce, or_)
 
 
 class ComposedState(MethodState):
