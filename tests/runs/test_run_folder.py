@@ -135,6 +135,14 @@ def test_a_folder_in_use_is_refused_and_its_holder_named_until_it_is_killed(shar
     assert not partial_of(run).exists()
 
 
+def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
+    """Which has begun in a folder of the same name, after the first one was moved to its place."""
+    with locked(tmp_path):
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").write_text("another's")
+    assert (tmp_path / ".lock").read_text() == "another's"
+
+
 # Places that will not do ----------------------------------------------------------------------------------------------
 
 
