@@ -73,7 +73,8 @@ RECORDED = ADDrop(attribution="recorded", layers="all")
 COPYING = AttendOut(dropout_step=2)
 IN_ALL = [
     Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
-    ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"), ADDrop(attribution="random"),
+    ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
+    ADDrop(attribution="random"),
 ]  # fmt: skip
 WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", RDrop()), ("Reward", COPYING)]
 
