@@ -46,7 +46,9 @@ def inspect(
         words = f"{column.words:.1f}" if column.role == TEXT else ""
         rows.append([column.name or "''", column.role, str(column.distinct), str(column.missing), words])
     parts = [[_head(found)], aligned(rows, "llr")]
-    counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
+    spans = found.label_type == "spans"
+    counts, what = found.labels or found.tags, "Labels of" if found.labels else "Words with each tag of"
+    what = "Entities of each type in" if spans else what
     if counts:
         shown = aligned([[f"  {label}", str(count)] for label, count in list(counts.items())[:_MOST_LABELS]], "lr")
         more = [f"  and {len(counts) - len(shown)} more"] if len(counts) > len(shown) else []
@@ -91,6 +93,8 @@ def _reading(found: Inspection) -> str:
         kind = f" ({counted(number, 'label')}, several of a row)"
     elif found.label_type == "number":
         kind = " (numbers)"
+    elif found.label_type == "spans":
+        kind = f" (spans of {counted(len(found.tags), 'type')} of entities)"
     elif found.tags:
         kind = f" ({counted(len(found.tags), 'tag')} of words)"
     return f"{texts}, label {found.label_column!r}{kind}"
@@ -107,7 +111,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     if typed or found.unclear or found.label_type == "labels":
         words += ["--label-type", found.label_type]
     words += ["--label-map", label_map] if label_map else []
-    refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label"}
+    refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label", "spans"}
     words += ["--skip-bad-rows"] if refused or (found.label_type == "number" and found.unclear) else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
     words += ["--model", "MODEL"] if found.label_type == "text" else []  # for which the default model has no class

@@ -106,7 +106,7 @@ class RunModel:
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
             outputs = reads.checked(self.outputs(columns, task, Source())[1])
-            found += reads.prediction_rows(outputs, probabilities=probabilities)
+            found += reads.prediction_rows(outputs, columns, probabilities=probabilities)
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.entities import as_iob2
 from attendrop.tasks.inspection import (
     are_numbers,
     as_meant,
@@ -20,6 +21,7 @@ from attendrop.tasks.inspection import (
     check_map,
     describe,
     group_columns,
+    holds_spans,
     label_columns,
     read_label_map,
 )
@@ -70,10 +72,10 @@ def load_files(
         text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
         label_column: Required. Several, comma-separated: a column of zeros and ones for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.table`. With "auto", labels are tags if texts are
-            lists of words, several labels if they are lists, numbers if at least one, in any file, has a decimal
-            fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are refused
-            unless classes are asked for, and so are labels that :func:`attendrop.tasks.inspection.check_form`
-            recognises. Choices are never guessed.
+            lists of words, entities if most labels are lists of spans of characters, several labels if they are lists,
+            numbers if at least one, in any file, has a decimal fraction or an exponent, otherwise classes. Numbers in
+            other notations (``10%``, ``1,000``) are refused unless classes are asked for, and so are labels that
+            :func:`attendrop.tasks.inspection.check_form` recognises. Choices are never guessed.
         label_map: File that says what labels mean, see :func:`attendrop.tasks.inspection.read_label_map`.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
@@ -96,7 +98,12 @@ def load_files(
         check_map(label_map, meanings, tables["train"], label_column)
     tables = {split: as_meant(table, label_column, meanings, label_type, bad) for split, table in tables.items()}
     train = tables["train"]
+    if label_type == "auto" and holds_spans(train, text_columns, label_column):
+        label_type = "spans"
     check_form(train, text_columns, [] if label_column is None else [label_column], label_type)
+    read = as_iob2(list(tables.values()), text_columns, label_column, label_type)
+    tables = dict(zip(tables, read, strict=True))
+    train = tables["train"]
     # The kinds of tasks that the first row may be of.
     labels = train.column(label_column) if label_column in train.columns else []
     first = next(filter(written, labels), next((label for label in labels if label is not None), None))
@@ -181,6 +188,7 @@ def stream_file(
         label_type = "auto"  # decimal commas are read as in training
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, meanings, label_type, bad)
+        (table,) = as_iob2([table], text_columns, label_column, label_type, task_type.label_names)
         table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:
             table = table.read([label_column], task_type.read_names, bad)

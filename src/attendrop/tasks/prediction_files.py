@@ -104,7 +104,7 @@ class PredictionWriter:
         if (source := GLUE.get(self.task.name)) is not None:
             added = [{"prediction": submitted(source, label)} for label in task_type.decode(outputs)]
         else:
-            added = task_type.prediction_rows(outputs, probabilities=self.probabilities)
+            added = task_type.prediction_rows(outputs, columns, probabilities=self.probabilities)
         added = [row | {SKIPPED: None} for row in added] if self._gives_reasons else added
         kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
         as_input = (table is not None and self.keep_columns) or self.format == "conll"

@@ -113,8 +113,8 @@ def default_label_type(name: str | None) -> str:
 # Values ---------------------------------------------------------------------------------------------------------------
 
 # What labels may be, and those of tables with columns of texts and a column of labels, whose columns are guessed.
-LABEL_TYPES = ("auto", "choice", "class", "labels", "number", "tags", "text")
-GUESSED = ("auto", "class", "labels", "number")
+LABEL_TYPES = ("auto", "choice", "class", "labels", "number", "spans", "tags", "text")
+GUESSED = ("auto", "class", "labels", "number", "spans")
 # Longer ones cannot be read as integers or floating-point numbers.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}(\.0*)?")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
