@@ -88,6 +88,7 @@ EXAMPLES: dict[str, Example] = {
     "multi-label-classification": Example(
         _texts(lambda number: ["cat", "dog", "bird"][: number % 4]), ("bert", "llama", "bart")
     ),
+    "entity-spans": Example(_texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]), ("bert",)),
     "token-classification": Example(
         lambda number: {
             "text": sentence(number).split(),

@@ -44,6 +44,7 @@ USAGE: dict[str, tuple[dict[str, Any], str]] = {
     "classification": ({"text": TEXT}, "logits"),
     "regression": ({"text": TEXT}, "logits"),
     "multi-label-classification": ({"text": TEXT}, "labels"),
+    "entity-spans": ({"text": TEXT}, "tags"),
     "token-classification": ({"words": TEXT.split()}, "tags"),
     "multiple-choice": ({"question": "what", "choices": ["cat", "a dog"]}, "answer"),
     "translation": ({"text": TEXT}, "translation"),

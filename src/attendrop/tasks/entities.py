@@ -168,7 +168,7 @@ def as_iob2(
     if column is None or not of_words or not all(column in table.columns for table in tables):
         return list(tables)
     written_tags = [tags_in(table, column) for table in tables]
-    names, found = {*known, *chain(*chain(*written_tags))}, []
+    names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
     standard = standard_tags(names)
     are_entities = are_entity_tags([standard.get(name, name) for name in names])
     for table, rows in zip(tables, written_tags, strict=True):

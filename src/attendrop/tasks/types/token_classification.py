@@ -30,7 +30,7 @@ from attendrop.tasks.entities import (
     to_iob2,
     words_of,
 )
-from attendrop.tasks.table import BadValue, Table, listed, read_text
+from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
 from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
 _OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
@@ -315,13 +315,21 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
     @classmethod
     def from_labels(cls, train: Table, column: str) -> Self:
         """Make the kind with both tags of each type: an entity of several words may be in other rows."""
-        kinds = sorted({kind for value in train.column(column) for _, _, kind in read_spans(value)})
-        return cls.of_names([OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")], train.path)
+        kinds, problem = set[str](), "none has a span"
+        for (text, _), value in train.values([INPUTS, column]):
+            try:
+                span_tags(text, spans := read_spans(value))
+                kinds |= {kind for _, _, kind in spans}
+            except BadValue as bad:  # which is reported when the row's label is read
+                problem = str(bad)
+        if not kinds:
+            raise AttendropError(f"{train.path} has no row with spans that can be read: {problem}.")
+        return cls.of_names([OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BI")], train.path)
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
-        self.known(self.read_names(value))
         assert inputs is not None
-        return [self.label_ids[tag] for tag in span_tags(inputs[0], read_spans(value))]
+        found: list[int] = self.label_of(self.known(span_tags(inputs[0], read_spans(value))))
+        return found
 
     def configure(self, config: PreTrainedConfig) -> None:
         super().configure(config)
