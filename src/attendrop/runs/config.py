@@ -41,6 +41,7 @@ from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
 from attendrop.tasks.table import (
     GUESSED,
+    HUB,
     LABEL_TYPES,
     STDIN,
     UNKNOWN_LABELS,
@@ -48,6 +49,7 @@ from attendrop.tasks.table import (
     default_columns,
     default_label_type,
     files_of,
+    with_files,
 )
 from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
@@ -257,7 +259,8 @@ class RunConfig:
     train_file: str | None = option(
         None,
         "files",
-        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, or A.txt,B.txt.",
+        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, "
+        "FILE.xlsx:SHEET or hub:NAME.",
         PATH,
     )
     eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.", PATH)
@@ -512,12 +515,13 @@ class RunConfig:
         labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
         if self.text_columns and labelled:
             return
-        if not any(each.exists() for each in files_of(file)):
+        if not file.startswith(HUB) and not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
         if self.label_type in GUESSED:
             from attendrop.tasks.inspection import inspect_files
 
-            named = {name: getattr(self, name) for name in ("text_columns", "label_column", "label_type")}
+            given = ("text_columns", "label_column", "label_type", "label_map")
+            named = {name: getattr(self, name) for name in given}
             found = inspect_files(file, **named)
             texts, labels, hint = found.text_candidates, found.label_candidates, found.label_hint
             self._set(text_columns=texts[0] if len(texts) == 1 else ())
@@ -747,13 +751,13 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in PATHS:
         value = found.get(name)
         if value not in (None, MINILM, AUTO) and all(file.exists() for file in files_of(value)):
-            found[name] = ",".join(map(os.path.abspath, files_of(value)))
+            found[name] = with_files(value, os.path.abspath)
     return found
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that distinguish a run from others with the same data, regardless of file locations."""
-    named = {name: ",".join(file.name for file in files_of(value)) for name in DATA if (value := options.get(name))}
+    named = {name: with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name != "data_dir"} | named
 
 

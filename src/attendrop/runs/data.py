@@ -120,7 +120,10 @@ def load_data(config: RunConfig) -> TaskData:
 
     if files and all(file.exists() for file in files):
         data = cached(
-            lambda: [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options],
+            lambda: [
+                *(config.task, config.data_dir, config.train_file, config.eval_file),
+                *([[str(file), digest(file)] for file in files], options),
+            ],
             load,
             lambda data: sum(split.data.nbytes for split in data.splits.values()),
             kind="data",

@@ -55,7 +55,7 @@ from attendrop.studies.run_specs import (
 )
 from attendrop.support.files import write_json, write_text
 from attendrop.tasks.class_names import AUTO
-from attendrop.tasks.table import files_of
+from attendrop.tasks.table import with_files
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
 
 if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
@@ -223,7 +223,7 @@ class _Reader:
         expanded = str(convert_option(self.named, name, expanded))
         if name == "model":
             return str(Path(expanded).absolute()) if Path(expanded).is_dir() else expanded
-        return ",".join(str(file.absolute()) for file in files_of(expanded))
+        return with_files(expanded, lambda file: str(file.absolute()))
 
     def methods(self, entries: Any) -> list[_Method]:
         """Read methods, each with each point of the grid of its options."""
