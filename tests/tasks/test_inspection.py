@@ -188,7 +188,7 @@ FORMS: dict[str, tuple[str, list[Any]]] = {
     "array": (VECTORS, ["array([0, 1, 0], dtype=int32)", "array([1, 1, 0])"]),
     "with gaps": (VECTORS, [[0, 1, 0], [1, 1, 0], None, [0, 0, 0], [0, 0, 1], [1, 0, 0]]),
     "answers": (OBJECTS, [[{"text": "Anna", "answer_start": 0}], [{"text": "Bob", "answer_start": 0}]]),
-    "by key": (OBJECTS, [{"entities": [[0, 4, "PER"]]}, {"entities": []}]),
+    "counts": (OBJECTS, [{f"word{n}": 1 for n in range(101)}, {"word1": 2}]),
     "tags": (TAGS, ["O B-PER", "B-PER I-PER O"]),
     "lists of tags": (TAGS, [["O", "B-PER"], ["O", "O"]]),
 }
@@ -219,7 +219,7 @@ def test_a_word_in_each_row(label_type: str, tmp_path: Path) -> None:
     """Each word was a sentence, of which tags that go on with an entity began one."""
     words = [("Anna", "B-PER"), ("lives", "O"), ("here", "O"), (".", "O")]
     lines = [f"{n // 4},{','.join(words[n % 4])}" for n in range(24)]
-    (tmp_path / "a.csv").write_text("\n".join(["sentence_id,word,tag", *lines]))
+    (tmp_path / "a.csv").write_text("\n".join(["line,word,tag", *lines]))
     message = "has a word in each row, and its tag in 'tag'; write a sentence in each row"
     refusals(str(tmp_path / "a.csv"), message, text_columns=["word"], label_column="tag", label_type=label_type)
 
