@@ -11,7 +11,7 @@ from attendrop.cli.app import Json, app, path_argument, run_option, show
 from attendrop.errors import printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.inspection import DATE, TEXT, Inspection, check_files, inspect_files
+from attendrop.tasks.inspection import DATE, SOURCE, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.table import count_words, may_be_missing
 from attendrop.wording import aligned, counted, names_of
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig
 
 _MOST_LABELS = 20
+_FEW_VALUES = 20  # of columns that may be read in front of the text
 
 
 @app.command()
@@ -120,6 +121,13 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         dates = (str(value or "") for value in found.table.column(column.name))
         if column.role == DATE and all(date[:4].isdecimal() or may_be_missing(date) for date in dates):
             lines.append(f"With --ood-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
+    few = [each.name for each in found.columns if each.role in (SOURCE, "") and 2 <= each.distinct <= _FEW_VALUES]
+    few = [name for name in few if name not in (*found.group_columns, *found.label_candidates)]
+    if few and found.label_type in ("class", "labels", "number"):
+        columns = shlex.quote(joined_names(few))
+        lines.append(
+            f"With --with-columns {columns}, texts begin with their values, and compare says whether that helps."
+        )
     for name in found.group_columns[:1]:
         several = f"; {names_of(found.group_columns)} may all be meant" if len(found.group_columns) > 1 else ""
         lines.append(

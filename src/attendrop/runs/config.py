@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 DEFAULT_METHOD = "ad-drop"
 RUN_FILE = "run.yaml"
 # Options of custom files, with a task refused; those that name files of the data, and all that are paths.
-OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
+OF_FILES = ("eval_file", "text_columns", "with_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*DATA, "data_dir", "model")
 # Pairs of options of which one can be given, and why.
@@ -68,6 +68,7 @@ _CONFLICTS = (
     ("test_fraction", "eval_file", "are both evaluation data"),
     ("shots", "max_train_samples", "both limit the training data"),
     ("bf16", "fp16", "exclude each other"),
+    ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
 )
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -276,6 +277,11 @@ class RunConfig:
     )
     """Several, comma-separated: a column of zeros and ones for each label that a row may have. By default ``tags`` or
     ``upos`` of column files, and ``target`` of two text files."""
+    with_columns: tuple[str, ...] | None = option(
+        None, "columns", "Other columns to read in front of the text, as `channel: mail | ...`.", shown="none"
+    )
+    """For classes, labels and numbers. Splits are the same with and without them; a comparison also runs plain
+    fine-tuning without them, and says whether they help."""
     label_type: str = option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
@@ -568,7 +574,9 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options as JSON values."""
-        return asdict(self) | {"text_columns": list(self.text_columns), "options": dict(self.options)}
+        others = None if self.with_columns is None else list(self.with_columns)
+        lists = {"text_columns": list(self.text_columns), "with_columns": others}
+        return asdict(self) | lists | {"options": dict(self.options)}
 
 
 def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:
@@ -609,6 +617,7 @@ class Source:
     data_dir: str | None = as_in_runs("data_dir", "task")
     file: str | None = option(None, "file", "Your file instead of a task; - is stdin.", PATH)
     text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
+    with_columns: tuple[str, ...] | None = as_in_runs("with_columns", "columns", shown="as in training")
     label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
     """Only to evaluate."""
     label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")

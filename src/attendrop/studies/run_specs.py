@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,11 @@ DEFAULT_TEST_FRACTION = 0.25
 _LONGEST_NAME = 220
 # A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.
 _MOST_RUNS = 10_000
+
+
+def texts_alone(columns: Sequence[str]) -> str:
+    """Label of plain fine-tuning without the other columns that the texts of all other runs begin with."""
+    return f"{REFERENCE} without {', '.join(columns)}"
 
 
 def check_number_of_runs(runs: int, owner: str) -> None:
