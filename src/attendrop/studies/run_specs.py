@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,8 @@ REPORTS = ("answer.md", "answer.json", "answer.csv")
 COMPARED = "compared.json"
 # The method that others are compared with by default.
 REFERENCE = "finetune"
+# Begins the label of plain fine-tuning whose texts, unlike those of the other runs, begin with no other columns.
+WITHOUT = f"{REFERENCE} without "
 # Names of the baselines, see :mod:`attendrop.studies.baselines`, the cheapest first.
 MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
 # Those that cost little compared with fine-tuning.
@@ -34,11 +36,6 @@ DEFAULT_TEST_FRACTION = 0.25
 _LONGEST_NAME = 220
 # A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.
 _MOST_RUNS = 10_000
-
-
-def texts_alone(columns: Sequence[str]) -> str:
-    """Label of plain fine-tuning without the other columns that the texts of all other runs begin with."""
-    return f"{REFERENCE} without {', '.join(columns)}"
 
 
 def check_number_of_runs(runs: int, owner: str) -> None:

@@ -146,11 +146,6 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     ]
 
 
-def tags_in(table: Table, column: str) -> list[list[str]]:
-    """Return the tags in a column of lists, or of texts with spaces between them."""
-    return [[written(tag) for tag in listed(value) or written(value).split()] for value in table.column(column)]
-
-
 def as_iob2(
     tables: Sequence[Table],
     text_columns: Sequence[str],
@@ -167,7 +162,10 @@ def as_iob2(
     of_words = label_type == "tags" or (label_type == "auto" and any(listed(text) is not None for text in first))
     if column is None or not of_words or not all(column in table.columns for table in tables):
         return list(tables)
-    written_tags = [tags_in(table, column) for table in tables]
+    written_tags = [
+        [[written(tag) for tag in listed(value) or written(value).split()] for value in table.column(column)]
+        for table in tables
+    ]
     names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
     standard = standard_tags(names)
     are_entities = are_entity_tags([standard.get(name, name) for name in names])

@@ -8,7 +8,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.class_names import in_words, telling_names, why_no_names, why_no_rows
-from attendrop.tasks.entities import TAG, Span, are_spans, as_iob2, read_spans, span_tags, tags_in
+from attendrop.tasks.entities import TAG, are_spans, as_iob2, read_spans, span_tags
 from attendrop.tasks.table import (
     ENCODINGS,
     GUESSED,
@@ -604,23 +604,13 @@ class Inspection:
     def tags(self) -> dict[str, int]:
         """Words with each tag, or spans of each type, the most frequent first; none if the labels are neither."""
         if self.label_type == "spans":
-            types = (kind for _, spans in self._spans() for _, _, kind in spans)
-            return dict(Counter(types).most_common())
+            good = self.table.read([str(self.label_column)], read_spans, BadRows(skip=True), LABELS)
+            return dict(Counter(kind for spans in good.column(LABELS) for _, _, kind in spans).most_common())
         lists = len(self.text_columns) == 1 and listed(self.table.column(self.text_columns[0])[0]) is not None
         if self.label_column is None or not (self.label_type == "tags" or (self.label_type == "auto" and lists)):
             return {}
-        rows = tags_in(self.table, self.label_column)
-        return dict(Counter(filter(None, chain.from_iterable(rows))).most_common())
-
-    def _spans(self) -> Iterator[tuple[str, list[Span]]]:
-        """Yield what is wrong with the spans of each row, and those that can be read."""
-        for text, value in self.table.values([self.text_columns[0], str(self.label_column)]):
-            try:
-                spans = read_spans(value)
-                span_tags(str(text), spans)
-                yield "", spans
-            except BadValue as problem:
-                yield str(problem), []
+        rows = (listed(value) or written(value).split() for value in self.table.column(self.label_column))
+        return dict(Counter(filter(None, map(written, chain.from_iterable(rows)))).most_common())
 
     @cached_property
     def variants(self) -> list[list[str]]:
@@ -671,9 +661,11 @@ class Inspection:
             if empty := sum(not is_missing(value) and "" in label_names(value) for value in values):
                 said["empty_label"] = f"{counted(empty, 'row')} with an empty label among others."
         if self.label_type == "spans":
-            problems = zip(table.places, (problem for problem, _ in self._spans()), strict=True)
-            if wrong := [f"{place}: {problem}" for place, problem in problems if problem]:
-                said["spans"] = f"{counted(len(wrong), 'row')} with spans that cannot be read; {wrong[0]}."
+            bad, columns = BadRows(skip=True), [self.text_columns[0], str(label_column)]
+            table.read(columns, lambda text, value: span_tags(str(text), read_spans(value)), bad)
+            if wrong := bad.skipped:
+                what = f"{counted(len(wrong), 'row')} with spans that cannot be read ({skipped_places(wrong)})"
+                said["spans"] = f"{what}: {wrong[0].reason}."
         elif label_column is not None and missing:
             said["without_label"] = f"{counted(missing, 'row')} without a label."
         if groups := "; ".join(counts_of({label: self.labels[label] for label in group}) for group in self.variants):

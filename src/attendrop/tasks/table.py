@@ -777,15 +777,11 @@ def _rows_of(
     said = f"{path} has a word in each row: they are read as sentences, by the column {header[at]!r}."
     warnings.warn(said, stacklevel=2)
 
-    def numbered() -> Iterator[tuple[str, int, list[str]]]:
-        number = ""
-        for line, record in records:
-            number = (record[at].strip() if at < len(record) else "") or number  # some write it once for a sentence
-            if any(record):
-                yield number, line, record
-
-    known = set[str]()
-    for index, (number, group) in enumerate(groupby(numbered(), key=itemgetter(0))):
+    last, known = "", set[str]()
+    # Some write the number once for a sentence.
+    numbered = ((last := "".join(record[at : at + 1]).strip() or last, line, record) for line, record in records)
+    numbered = (each for each in numbered if any(each[2]))
+    for index, (number, group) in enumerate(groupby(numbered, key=itemgetter(0))):
         words = list(group)
         _, line, record = next((each for each in words if len(each[2]) != len(header)), words[0])
         problem = f"{counted(len(record), 'field')} where the header has {len(header)}; {hint}"
@@ -954,21 +950,24 @@ def _read_hub(name: str, size: int | None) -> Iterator[Table]:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise AttendropError(f"{name} cannot be loaded ({reason}); save it as .parquet, or correct the name.") from None
 
-    def named(feature: Any, value: Any) -> Any:
-        if isinstance(value, list):
-            return [named(getattr(feature, "feature", None), each) for each in value]
-        if isinstance(feature, datasets.ClassLabel) and isinstance(value, int):
-            return feature.int2str(value) if value >= 0 else None  # -1: there is none
-        return _plain(value)
-
-    features = {key: each for key, each in rows.features.items() if not hasattr(each, "decode_example")}
-    features |= {key: each for key, each in rows.features.items() if isinstance(each, datasets.ClassLabel)}
+    features = rows.features
+    kept = [key for key, each in features.items() if not hasattr(each, "decode_example") or hasattr(each, "int2str")]
+    names = {key: getattr(getattr(features[key], "feature", features[key]), "names", None) for key in kept}
     first = 0
-    for batch in rows.select_columns(list(features)).iter(size or max(len(rows), 1)):
-        values = zip(*([named(each, value) for value in batch[key]] for key, each in features.items()), strict=True)
-        found = ((row, row + 1, list(each)) for row, each in enumerate(values, start=first))
-        first += len(next(iter(batch.values())))
-        yield from _tables(Path(name), list(features), found, None, "row")
+    for batch in rows.select_columns(kept).iter(size or max(len(rows), 1)):
+        columns = [list(map(_plain, batch[key])) for key in kept]
+        for column, classes in zip(columns, names.values(), strict=True):
+            if classes is not None:  # -1: there is none
+                every = [*classes, None]
+                column[:] = [
+                    [every[number] for number in value]
+                    if isinstance(value, list)
+                    else every[-1 if value is None else value]
+                    for value in column
+                ]
+        found = ((row, row + 1, list(each)) for row, each in enumerate(zip(*columns, strict=True), start=first))
+        first += len(columns[0])
+        yield from _tables(Path(name), kept, found, None, "row")
 
 
 def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
@@ -1015,11 +1014,9 @@ def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             yield from _read_lines([path], ["text"], size)
             return
 
-        def rows() -> Iterator[_Row]:
-            for index, line in enumerate(lines):
-                yield index, index + 1, [_FASTTEXT.sub("", line).strip(), _FASTTEXT.findall(line)]
-
-        for table in _tables(path, ["text", "label"], rows(), size):
+        pairs = ([_FASTTEXT.sub("", line).strip(), _FASTTEXT.findall(line)] for line in lines)
+        rows = ((index, index + 1, pair) for index, pair in enumerate(pairs))
+        for table in _tables(path, ["text", "label"], rows, size):
             labels = table.column("label")
             if all(len(each) < 2 for each in labels):
                 labels = [next(iter(each), "") for each in labels]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any, ClassVar, Self
@@ -123,6 +123,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def configure(self, config: PreTrainedConfig) -> None:
         super().configure(config)
         vars(config).pop(SPANS, None)  # of a pre-trained model whose labels were spans
+        if self.label_type == EntitySpans.label_type:
+            setattr(config, SPANS, True)
 
     def load_tokenizer(self, place: str) -> Any:
         """Load the tokenizer; a byte-level one shall read each word as after a space, as in a text."""
@@ -268,7 +270,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]
-        found = {"words": sum(map(len, labels))} | super().describe_labels(rows)
+        found = {"words": sum(map(len, labels))}
+        if self.label_type == "tags":  # both tags of each type of spans are known, and one may be in no row
+            found |= super().describe_labels(rows)
         if self._entity_types:
             begun = Counter(of for row in labels for of, *_ in entities(tuple(self.all_names[tag] for tag in row)))
             found["entities"] = {name: begun[name] for name in self._entity_types}
@@ -292,10 +296,6 @@ class EntitySpans(TokenClassification):
 import re
 words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict divides all scripts, and returns spans
 {TokenClassification.example}"""
-
-    @classmethod
-    def inputs_in(cls, columns: Collection[str]) -> list[str]:
-        return ["tokens"]
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
@@ -331,10 +331,6 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
         found: list[int] = self.label_of(self.known(span_tags(inputs[0], read_spans(value))))
         return found
 
-    def configure(self, config: PreTrainedConfig) -> None:
-        super().configure(config)
-        setattr(config, SPANS, True)
-
     def prediction_rows(
         self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
     ) -> list[dict[str, Any]]:
@@ -345,11 +341,6 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
         tags = (tuple(tag or OUTSIDE for tag in row["tags"]) for row in rows)
         pairs = zip(columns["text"], tags, strict=True)
         return [{"entities": tagged_spans(text, entities(each))} for text, each in pairs]
-
-    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        found = super().describe_labels(rows)
-        del found["tags"]  # of which some are in no row
-        return found
 
 
 def _labelled(labels: Array) -> Array:
