@@ -260,9 +260,10 @@ def test_rows_without_any_signal_are_counted() -> None:
             assert reg.logs().get("ad_drop/without_signal") == expected  # of the step before
         recorder = recorder_of(reg)
         reg.loss(batch, rows=[0, 1, 2]).backward()
-        chosen = recorder._chosen[0]  # the first two rows have candidates in this layer alone
-        for each in recorder._chosen:
-            each.bits[:, 2 if each is chosen else slice(None)] = 0
+        recorder.choose()
+        (chosen,) = recorder._chosen  # the first two rows have candidates in the first layer alone
+        chosen.bits[0, 2] = 0
+        chosen.bits[1:] = 0
         recorder.flush()
         assert recorder.without_signal == pytest.approx(1 / 3)
 

@@ -78,7 +78,7 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
             draft = Draft(players.generator, inputs)
             total = 0.0
             for layer, sampled in enumerate(dropped_in(players, micro).values()):
-                p = draft.logits(layer, None).sigmoid()[0, 0]
+                p = (draft.scores(layer, None) + players.generator.bias).sigmoid()[0, 0]
                 for i, j in itertools.product(range(length), repeat=2):
                     dropped = bool(sampled[row, 0, i, j])
                     total += math.log(float(p[i, j] if dropped else 1 - p[i, j]))

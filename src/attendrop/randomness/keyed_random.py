@@ -92,7 +92,7 @@ def sample_mask(
     """
     bound: int | Tensor  # below it is the lower fraction p of the range of lanes
     if isinstance(p, Tensor):
-        bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
+        bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).expand(shape)
     else:
         each = [round(one * _LEVELS) - _LEVELS // 2 for one in (p if isinstance(p, Sequence) else [p])]
         bound = each[0]
@@ -241,9 +241,14 @@ def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor |
         return _lanes_of_counters(counters + seed)[..., :columns]
     origins = origins.to(device)
     top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
-    lanes = _lanes_of_counters(counters - top * _signed((heads << 32) * _GOLDEN % 2**64) + seed)
-    column = (torch.arange(columns, device=device) - start).clamp(min=0)
+    lanes = _lanes_of_counters(counters + (seed - top * _signed((heads << 32) * _GOLDEN % 2**64)))
+    column = (_range(columns, device) - start).clamp(min=0)
     return lanes.gather(-1, column.expand(shape))
+
+
+@lru_cache(maxsize=16)
+def _range(size: int, device: torch.device) -> Tensor:
+    return torch.arange(size, device=device)
 
 
 @lru_cache(maxsize=16)

@@ -21,7 +21,7 @@ from attendrop.pruning.selection import Array, Predictions
 from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs
+from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs, to_fastest_form
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import (
     CHUNK_ROWS,
@@ -34,6 +34,7 @@ from attendrop.runs.run_folder import (
     run_options,
 )
 from attendrop.support.files import check_output
+from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
@@ -359,6 +360,9 @@ class _Rows:
                 knows.
         """
         unknown = 0
+        if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
+            device, bf16 = compute_device(source.device), bool(model.options.get("bf16"))
+            to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         def count(rows: int) -> None:
             self.done += rows

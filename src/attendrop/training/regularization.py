@@ -360,10 +360,7 @@ class Regularization:
             assert self.adapter is not None
             return self.training.evaluate(self.model, given, self.adapter.bind(plan))
 
-        def weight_like(loss: Tensor) -> Tensor:
-            """Return the weight of the loss as a tensor on its device, without synchronisation."""
-            weight = self.loss_weight
-            return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
+        weight = self.loss_weight
 
         def mean_loss(given: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             """Run the training pass with the plan bound to the model; its loss is a mean, as methods expect it."""
@@ -372,9 +369,13 @@ class Regularization:
                     raise AttendropError(f"Method '{self.method.name}' has a plan, but declares uses_attention=False.")
                 plan = self.adapter.bind(plan)
             loss, outputs = compute_loss(given, plan, model)
-            weight = weight_like(loss)
-            # The loss of a micro-batch without labels is 0, and stays so.
-            return loss / weight.where(weight != 0, 1), named_outputs(outputs, given)
+            # The loss of a micro-batch without labels is 0, and stays so. Nothing here waits for the device.
+            if isinstance(weight, Tensor):
+                own = weight.to(loss)
+                loss = loss / own.where(own != 0, 1)
+            elif weight not in (0, 1):
+                loss = loss / weight
+            return loss, named_outputs(outputs, given)
 
         def refuse_unknown_scale(gradient: Tensor) -> None:
             factor = float(gradient) / self.loss_scale
@@ -395,7 +396,7 @@ class Regularization:
             progress=None if total is None else min(1.0, self.steps_taken / max(total, 1)),
             micro_batches=self.accumulation_steps
             * processes.world_size
-            / torch.as_tensor(self.loss_weight).clamp(min=1e-12),
+            / (weight.clamp(min=1e-12) if isinstance(weight, Tensor) else max(weight, 1e-12)),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
             evaluate=additional_pass,
@@ -404,7 +405,8 @@ class Regularization:
         if self.adapter is not None:
             self.adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, mean_loss)
-        loss = loss * weight_like(loss)
+        if isinstance(weight, Tensor) or weight != 1:
+            loss = loss * (weight.to(loss) if isinstance(weight, Tensor) else weight)
         if not self._scale_is_known and loss.requires_grad:
             loss.register_hook(refuse_unknown_scale)  # type: ignore[no-untyped-call]
             self._scale_is_known = True
