@@ -97,6 +97,11 @@ EXAMPLES: dict[str, Example] = {
         ("bert", "llama", "bart"),
         usage=({"text": TEXT}, "labels"),
     ),
+    "entity-spans": Example(
+        _texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]),
+        ("bert",),
+        usage=({"text": TEXT}, "tags"),
+    ),
     "token-classification": Example(
         lambda number: {
             "text": sentence(number).split(),

@@ -107,7 +107,7 @@ class RunModel:
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
             outputs = reads.checked(self.outputs(columns, task, Source())[1])
-            found += reads.prediction_rows(outputs, probabilities=probabilities)
+            found += reads.prediction_rows(outputs, columns, probabilities=probabilities)
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
@@ -421,7 +421,8 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
         chunks = stream_file(
             file, text_columns=columns, task_type=model.task_type, label_column=label, label_map=label_map,
-            size=CHUNK_ROWS, bad=bad, format=(source.input_format or "csv") if file == STDIN else None,
+            with_columns=source.with_columns or model.options.get("with_columns"), size=CHUNK_ROWS, bad=bad,
+            format=(source.input_format or "csv") if file == STDIN else None,
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and model.options:

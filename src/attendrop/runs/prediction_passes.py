@@ -216,7 +216,7 @@ class BaselineModel:
         if self.task_type.one_vector:
             return np.tile(self.bias, (len(inputs), 1))
         if self.bias.ndim == 2:
-            return row_array([np.tile(self.bias, (len(row), 1)) for row in inputs])
+            return row_array([np.tile(self.bias, (len(row), 1)) for row in columns["tokens"]])
         counts = [len(choices) for choices in columns[self.task_type.inputs[-1]]]
         return row_array([np.pad(self.bias, (0, max(0, count - len(self.bias))))[:count] for count in counts])
 
