@@ -152,10 +152,10 @@ class Regularization:
                     "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
                 )
             if compiles or compiled_model is not None or is_compiled(training.model):
-                import torch._dynamo
+                import torch._dynamo as dynamo  # only then: it takes seconds to import
 
                 # Such code ignores added and removed hooks by default.
-                self._open.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
+                self._open.enter_context(dynamo.config.patch(skip_nnmodule_hook_guards=False))
                 torch.compiler.reset()
             if self.method.info.uses_attention:
                 self.adapter = ModelAdapter(self.model)
