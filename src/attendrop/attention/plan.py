@@ -6,8 +6,10 @@ two ways of computing attention (``computation`` and ``own_softmax``).
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import itemgetter
@@ -328,9 +330,13 @@ class Plan:
         acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),
             ``"embeddings"`` (:meth:`embed`), ``"features"`` (:meth:`features`). It follows from what a class defines.
         layer_keys: Keys of the attention layers that :meth:`edit` is called for; None: all.
+        running: The plans that are bound to models, by number, by which compiled models find them.
+        number: That of this plan once it is bound, a tensor, so that models are not compiled anew for each.
     """
 
     layer_keys: Collection[str] | None = None
+    running: ClassVar[weakref.WeakValueDictionary[int, Plan]] = weakref.WeakValueDictionary()
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self) -> None:
         self.acts_on = frozenset(
@@ -363,6 +369,13 @@ class Plan:
     def bind(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
         """Set the model to act on: its attention modules with their layers, and its blocks, embedding and head."""
         self._layers_by_module, self._structure = layers_by_module, structure
+        number = next(self._numbers)
+        self.number, self.running[number] = torch.tensor(number), self
+
+    @property
+    def modules(self) -> Iterable[nn.Module]:
+        """The attention modules of the model to act on."""
+        return self._layers_by_module
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
         """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""

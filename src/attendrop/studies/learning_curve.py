@@ -94,11 +94,9 @@ def learning_curves(
     for label in [each for each in dict.fromkeys(wanted) if each in own][:MODELS]:
         spec, metrics = own[label].spec, own[label].metrics or {}
         # What the data decided for all rows holds for fewer, too.
-        options = spec.config.options if spec.baseline else metrics["options"]
+        fewer = {} if spec.baseline else {"options": metrics["options"]}
         specs = [
-            replace(
-                spec, config=replace(spec.config, seed=seed, **({"options": options, "halvings": each} if each else {}))
-            )
+            replace(spec, config=replace(spec.config, seed=seed, **({"halvings": each, **fewer} if each else {})))
             for seed in range(SEEDS)
             for each in HALVINGS
         ]

@@ -168,12 +168,12 @@ class WeightMixing(MethodState):
             alike.setdefault(kind, []).append(name)
         found: dict[str, Tensor] = {}
         for names in alike.values():
-            weight = _stacked([weights[name] for name in names])
-            kept = _stacked([self._masks[name, device] for name in names]).to(weight.dtype)
+            together = _stacked([weights[name] for name in names])
+            kept = _stacked([self._masks[name, device] for name in names]).to(together.dtype)
             if names[0] in self.targets:
-                mixed = torch.lerp(_stacked([self.targets[name] for name in names]).to(weight), weight, kept)
+                mixed = torch.lerp(_stacked([self.targets[name] for name in names]).to(together), together, kept)
             else:
-                mixed = kept * weight
+                mixed = kept * together
             found |= zip(names, mixed.unbind() if len(names) > 1 else [mixed], strict=True)
         return found
 
