@@ -13,23 +13,24 @@ import csv
 import json
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from attendrop.cli.demo import generate_messages
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import frozen_features
-from attendrop.studies.screening import ScreenedEncoder, Screening, cross_validated
+from attendrop.studies.screening import cross_validated
+from attendrop.studies.statistics import ALPHA
 from attendrop.tasks.base import encode
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import groups_of, subset
 from attendrop.tasks.tokenization import columns_of
+from attendrop.wording import markdown_table
 
 FILE = Path(__file__).parents[1] / "results" / "does_it_help" / "8_encoders" / "screening.jsonl"
 DRAWS, TEST_ROWS, LONG_TEST_ROWS = range(5), 600, 300
@@ -65,18 +66,23 @@ class Features:
         return np.stack([self.known[text] for text in texts]), columns_of(encoded)
 
 
+def config_of(name: str, size: str = "", draw: int = 0) -> RunConfig:
+    """Return the options of a data set, with all of its training rows or a draw of a size; messages are written."""
+    place = Path(os.environ["ATTENDROP_DATA"])
+    if name == "messages" and not (place := FILE.parents[3] / "build" / "screening").exists():
+        (place / name).mkdir(parents=True)
+        for part, rows in zip(("train", "test"), generate_messages(1, test_rows=105), strict=True):
+            with (place / name / f"{part}.csv").open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([("text", "label"), *rows])
+    data, sizes = SETS[name]
+    given = {key: value.format(data=place, name=name) for key, value in data.items()} | sizes.get(size, {})
+    given |= {} if "task" in given else {"text_columns": ("text",)}
+    return RunConfig(model="minilm", output_dir="", method="finetune", seed=draw, **given)
+
+
 def screened(name: str, size: str, draw: int, models: list[str], features: dict[Any, Features]) -> dict[str, Any]:
     """Screen the encoders on one draw, and score all of them on the test rows."""
-    data, sizes = SETS[name]
-    place = FILE.parents[3] / "build" / "screening" if name == "messages" else os.environ["ATTENDROP_DATA"]
-    if name == "messages" and not (Path(place) / name).exists():
-        (Path(place) / name).mkdir(parents=True)
-        for part, rows in zip(("train", "test"), generate_messages(1, test_rows=105), strict=True):
-            with (Path(place) / name / f"{part}.csv").open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([("text", "label"), *rows])
-    given = {key: value.format(data=place, name=name) for key, value in data.items()}
-    columns = {} if "task" in given else {"text_columns": ("text",)}
-    config = RunConfig(model="minilm", output_dir="", method="finetune", seed=draw, **given, **columns, **sizes[size])
+    config = config_of(name, size, draw)
     loaded = load_data(config)
     task, parts, rows = loaded.task, divide(config, loaded), {}
     test = parts.report["dev"]
@@ -94,38 +100,30 @@ def screened(name: str, size: str, draw: int, models: list[str], features: dict[
         size_of = sum(each.numel() for each in of.model.base_model.parameters())
         found[Path(model).name] = {"cv": rows[model].mean, "test": scores[task.metric], "parameters": size_of}
     best, other = sorted(models, key=lambda model: -rows[model].mean)
-    lead = rows[other].versus(rows[best])
-    encoders = [(best, None, None), (other, lead.mean, lead.p_value)]
-    screening = Screening(task.metric, len(parts.real.train), tuple(
-        ScreenedEncoder(Path(model).name, found[Path(model).name]["parameters"], rows[model].mean, 0.0, mean, p)
-        for model, mean, p in encoders
-    ))  # fmt: skip
-    ends = {"low": -lead.mean.high, "high": -lead.mean.low}
+    lead = rows[best].versus(rows[other]).mean
+    # As the screening chooses: the best, unless the other one is smaller and not shown to be behind it.
+    smaller = found[Path(other).name]["parameters"] < found[Path(best).name]["parameters"]
+    chosen = other if smaller and rows[best].versus(rows[other]).p_value > ALPHA else best
     run = {"data": name, "size": size, "draw": draw, "test_rows": len(test), "best": Path(best).name}
-    return run | {"chosen": screening.chosen.model, "lead": -lead.mean.value, **ends, "encoders": found}
+    run |= {"chosen": Path(chosen).name, "lead": lead.value, "low": lead.low, "high": lead.high}
+    return run | {"encoders": found}
 
 
-def table(runs: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table: how often the choice is right, and what it loses."""
-    yield "| data | draws | larger minus smaller, test | larger chosen | better chosen | mean loss | lead covered |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
-    groups = defaultdict[str, list[dict[str, Any]]](list)
+def table(runs: list[dict[str, Any]]) -> str:
+    """Make the table: how often the choice is right, and what it loses."""
+    rows = []
     for run in runs:
-        groups[f"{run['data']}, {run['size']}"].append(run)
-    for name, own in {**groups, "all": runs}.items():
-        gains, larger, right, losses, covered = [], 0, 0, [], 0
-        for run in own:
-            small, large = sorted(run["encoders"], key=lambda model: run["encoders"][model]["parameters"])
-            test = {model: run["encoders"][model]["test"] for model in (small, large)}
-            gains.append(test[large] - test[small])
-            larger += run["chosen"] == large
-            losses.append(max(test.values()) - test[run["chosen"]])
-            right += losses[-1] == 0
-            other = small if run["best"] == large else large
-            covered += run["low"] <= test[run["best"]] - test[other] <= run["high"]
-        counts = [f"{count} of {len(own)}" for count in (larger, right, covered)]
-        cells = (f"{np.mean(gains):+.3f}", *counts[:2], f"{np.mean(losses):.3f}", counts[2])
-        yield f"| {name} | {len(own)} | {' | '.join(cells)} |"
+        small, large = sorted(run["encoders"], key=lambda model: run["encoders"][model]["parameters"])
+        test = {model: run["encoders"][model]["test"] for model in (small, large)}
+        lead = test[run["best"]] - test[small if run["best"] == large else large]
+        loss, covered = max(test.values()) - test[run["chosen"]], run["low"] <= lead <= run["high"]
+        cells = (test[large] - test[small], run["chosen"] == large, loss == 0, loss, covered)
+        rows += [(name, 1, *cells) for name in (f"{run['data']}, {run['size']}", "all")]
+    columns = ["data", "draws", "larger minus smaller", "larger chosen", "better chosen", "loss", "lead covered"]
+    groups = pd.DataFrame(rows, columns=columns).groupby("data", sort=False)
+    frame = groups.mean().assign(draws=groups["draws"].sum()).reset_index()
+    return markdown_table(columns, [[each if isinstance(each, str) else f"{each:.3g}" for each in row]
+                                    for row in frame.to_numpy()])  # fmt: skip
 
 
 def main() -> None:
@@ -141,7 +139,7 @@ def main() -> None:
                 if asked not in done:
                     runs.append(screened(*asked, models=sys.argv[2:], features=features))
                     print(json.dumps(runs[-1]), file=lines, flush=True)
-    print(*table(runs), sep="\n")
+    print(table(runs))
 
 
 if __name__ == "__main__":

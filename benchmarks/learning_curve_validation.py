@@ -13,31 +13,34 @@ Scores by row are kept, so that the table is of the fit as it is now; the fit wa
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encoder_screening import SETS, Features
+import pandas as pd
+from encoder_screening import Features, config_of
 
-from attendrop.runs.config import RunConfig
 from attendrop.runs.data import load_data
-from attendrop.studies.learning_curve import FACTORS, SEEDS, predict_gains
+from attendrop.studies.learning_curve import FACTORS, SEEDS, curve_of
 from attendrop.studies.statistics import CrossedMean
 from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
 from attendrop.tasks.splits import subset
 from attendrop.tasks.types.linear_models import stratified_parts
+from attendrop.wording import markdown_table
 
 FILE = Path(__file__).parents[1] / "results" / "does_it_help" / "8_curve" / "runs.jsonl"
-# Numbers of rows that someone has, of all rows that are drawn from, and of test rows.
+# Numbers of rows that someone has, of all rows that are drawn from, of test rows, and of draws.
 DATA = {
-    "banking77": ((200, 400), 4000, 1000),
     "hwu64": ((200, 400), 4000, 1000),
+    "banking77": ((200, 400), 4000, 1000),
+    "imdb": ((375,), 1700, 500),
     "cola": ((200, 400), 4000, 1000),
-    "imdb": ((100, 200), 1500, 500),
 }
+# Of 200 rows, a quarter has fewer rows than these data have classes.
+CLASSES = {"hwu64": 64, "banking77": 77, "imdb": 2, "cola": 2}
+MOST_DRAWS = {("hwu64", 200): 6, ("banking77", 200): 6, ("cola", 200): 3, ("cola", 400): 3}
 LOOKED_AT = range(3)
 NORMAL = 1.6449  # quantile of a 90 % interval
 
@@ -50,12 +53,11 @@ def halved(rows: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
 def runs(name: str, draws: Sequence[int], done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Yield what is predicted for each draw, and what came."""
     sizes, most, tested = DATA[name]
-    wanted = [(rows, draw) for draw in draws for rows in sizes if (name, rows, draw) not in done]
+    wanted = [(rows, draw) for draw in draws for rows in sizes if draw < MOST_DRAWS.get((name, rows), len(draws))]
+    wanted = [each for each in wanted if (name, *each) not in done]
     if not wanted:
         return
-    given = {key: value.format(data=os.environ["ATTENDROP_DATA"], name=name) for key, value in SETS[name][0].items()}
-    given |= {} if "task" in given else {"text_columns": ("text",)}
-    loaded = load_data(RunConfig(model="minilm", output_dir="", method="finetune", **given))
+    loaded = load_data(config_of(name))
     task, encoder = loaded.task, Features("minilm", loaded.task)
     pool, test = subset(loaded.splits["train"], most, 0), loaded.splits["dev"]
     test = subset(test, min(len(test), tested), 0)
@@ -90,40 +92,41 @@ def runs(name: str, draws: Sequence[int], done: set[tuple[Any, ...]]) -> Iterato
         yield {"data": name, "rows": rows, "draw": draw, "scored": scored, "held": len(held), "test": test_scores}
 
 
-def predicted(run: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """Yield the prediction of a draw for each factor, the naive one, and what came."""
-    scores = np.reshape([each["score"] for each in run["scored"]], (SEEDS, 3))
-    sizes = np.reshape([each["size"] for each in run["scored"]], (SEEDS, 3)).mean(axis=0)
-    units = [RowScores.from_dict(each).by_unit for each in run["scored"]]
-    by_unit, last = np.reshape(np.stack(units), (SEEDS, 3, -1)), scores[:, 2] - scores[:, 1]
-    gains = predict_gains(sizes, scores, by_unit, run["held"])
-    spread = CrossedMean.of(by_unit[:, 2] - by_unit[:, 1], float(last.mean()), run["held"]).variance
-    for factor, score, doublings in zip(FACTORS, run["test"][1:], (1, 2), strict=True):
-        gain, half_width, naive = gains[factor], NORMAL * doublings * math.sqrt(spread), doublings * last.mean()
-        yield {
-            **{"low": gain.low, "value": gain.value, "high": gain.high, "came": score - run["test"][0]},
-            **{"naive_low": naive - half_width, "naive": naive, "naive_high": naive + half_width},
-        }
+def predicted(run: dict[str, Any]) -> list[tuple[float, ...]]:
+    """Return for each factor what came; and of both predictions whether they cover it, width and error; if known."""
+    scored = [run["scored"][at : at + 3] for at in range(0, 3 * SEEDS, 3)]
+    classes = range(CLASSES[run["data"]])
+    curve = curve_of("frozen", "score", [
+        [{**each, "row_scores": each, "data": {"rows": {"train": each["size"]}, "classes": classes}} for each in own]
+        for own in scored
+    ])  # fmt: skip
+    last = np.array([own[2]["score"] - own[1]["score"] for own in scored])
+    half, whole = (np.stack([RowScores.from_dict(own[step]).by_unit for own in scored]) for step in (1, 2))
+    spread, found = CrossedMean.of(whole - half, float(last.mean()), run["scored"][0]["rows"]).variance, []
+    for doublings, gain in enumerate(curve.gains.values(), 1):
+        half_width, naive = NORMAL * doublings * math.sqrt(spread), doublings * last.mean()
+        came = run["test"][doublings] - run["test"][0]
+        laws = (gain.low <= came <= gain.high, gain.high - gain.low, abs(gain.value - came))
+        found.append((came, *laws, abs(naive - came) <= half_width, 2 * half_width, abs(naive - came)))
+    return found
 
 
-def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table: coverage, width and error of both predictions."""
-    yield "| data | rows | times | draws | gain that came | covers | width | error | naive covers | width | error |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
-    cells = [(name, rows) for name, (sizes, *_) in DATA.items() for rows in sizes]
-    for factor in FACTORS:
-        for name, rows in [*cells, ("all", 0)]:
-            some = [run for run in kept if name == "all" or (run["data"], run["rows"]) == (name, rows)]
-            own = [each for run in some for at, each in zip(FACTORS, predicted(run), strict=True) if at == factor]
-            if not own:
-                continue
-            of = {key: np.array([each[key] for each in own]) for key in own[0]}
-            told = [f"{of['came'].mean():+.3f}"]
-            for low, value, high in (("low", "value", "high"), ("naive_low", "naive", "naive_high")):
-                covers = np.mean((of[low] <= of["came"]) & (of["came"] <= of[high]))
-                width, error = np.mean(of[high] - of[low]), np.mean(np.abs(of[value] - of["came"]))
-                told += [f"{covers:.2f}", f"{width:.3f}", f"{error:.3f}"]
-            yield f"| {name} | {rows or ''} | {factor} | {len(own)} | {' | '.join(told)} |"
+def table(kept: Sequence[dict[str, Any]]) -> str:
+    """Make the table: coverage, width and error of both predictions, where one is made."""
+    columns = ["data", "rows", "times", "draws", "known", "gain", "covers", "width", "error"]
+    columns += [f"naive {name}" for name in columns[-3:]]
+    rows = []
+    for run in kept:
+        found = predicted(run)
+        for place, factor in enumerate(FACTORS):
+            numbers = found[place] if found else [math.nan] * 7
+            rows += [(*cell, factor, 1, bool(found), *numbers) for cell in ((run["data"], run["rows"]), ("all", 0))]
+    groups = pd.DataFrame(rows, columns=columns).astype({"covers": float, "naive covers": float})
+    groups = groups.groupby(columns[:3], sort=False)
+    sums = {name: groups[name].sum() for name in ("draws", "known")}
+    frame = groups.mean().assign(**sums).reset_index().sort_values("times", kind="stable")
+    return markdown_table(columns, [[each if isinstance(each, str) else f"{each:.3g}" for each in row]
+                                    for row in frame.to_numpy()])  # fmt: skip
 
 
 def main() -> None:
@@ -137,7 +140,7 @@ def main() -> None:
                 kept.append(run)
                 print(json.dumps(run), file=lines, flush=True)
     for title, looked_at in (("The draws that were looked at", True), ("Other draws", False)):
-        print(f"{title}:\n", *table([run for run in kept if (run["draw"] in LOOKED_AT) is looked_at]), "", sep="\n")
+        print(f"{title}:\n", table([run for run in kept if (run["draw"] in LOOKED_AT) is looked_at]), "", sep="\n")
 
 
 if __name__ == "__main__":

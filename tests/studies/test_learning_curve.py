@@ -85,15 +85,14 @@ def run(rows: int, **changes: Any) -> dict[str, Any]:
     [
         ([], "no seed has a score at each number of rows"),
         ([[run(10), run(20), run(40)]], "one seed does not tell how much chance there is"),
-        ([[run(30), run(35), run(40)]] * 2, "there are too few rows to take a quarter of"),
+        ([[run(30), run(35), run(40)]] * 2, "there are too few rows to take a quarter of, with rows of"),
+        ([[run(10), run(20), run(40)]] * 2, "a quarter and all of the rows are not told apart (accuracy 0.000 [-"),
         ([[run(10), run(20), run(40, row_scores=None)]] * 2, "there are no scores by row"),
     ],
 )
 def test_what_is_not_known_is_said(runs: Any, why: str) -> None:
-    assert (
-        curve_of("mixout", "accuracy", runs).sentence
-        == f"What twice as many rows would give mixout is not known: {why}."
-    )
+    said = curve_of("mixout", "accuracy", runs).sentence
+    assert said.startswith(f"What twice as many rows would give mixout is not known: {why}")
 
 
 def test_the_recommended_model_and_the_best_baseline_are_run_on_fewer_rows(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from scipy import stats
 from attendrop.studies.answer import Answer
 from attendrop.studies.method_rows import has_score, method_label
 from attendrop.studies.run_specs import REFERENCE, Event, RunSpec
-from attendrop.studies.statistics import Array, CrossedMean, Estimate
+from attendrop.studies.statistics import Array, CrossedMean, Estimate, paired_difference
 from attendrop.studies.verdict import ends, name, signed
 from attendrop.support.files import finite
 from attendrop.tasks.metrics import RowScores
@@ -28,10 +28,11 @@ CURVE = "curve.json"
 HALVINGS, FACTORS = (2, 1, 0), (2, 4)
 SEEDS, MODELS = 3, 2
 LEVEL = 0.9
-# Below this, a gain is little, whatever its sign.
-_LITTLE = 0.01
-# Exponents of the power law, of the same weight; numbers of gains of the last doubling, and of draws.
-_EXPONENTS, _GAINS, _SAMPLES = np.geomspace(0.05, 1.5, 60), 201, 20_000
+# Up to this, a gain is little, whatever its sign.
+LITTLE = 0.01
+# Exponents of the power law, of the same weight; numbers of gains of the last doubling, and of draws; and how far real
+# gains are from such a law, as the standard deviation of their logarithm.
+_EXPONENTS, _GAINS, _SAMPLES, _MISFIT = np.geomspace(0.1, 1.0, 40), 201, 20_000, 0.25
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class LearningCurve:
         gain, rows = self.gains[2], f"Twice as many rows ({2 * self.sizes[-1]:,.0f})"
         if gain.low <= 0 <= gain.high:
             span = f"{self.metric} {signed(gain.low)} to {signed(gain.high)} (90 % interval)"
-            if max(-gain.low, gain.high) <= _LITTLE:
+            if max(-gain.low, gain.high) <= LITTLE:
                 return f"{rows} would give {name(self.label)} little: {span}."
             return f"What twice as many rows would give {name(self.label)} is not known: {span}."
         told = f"about {signed(gain.value)} {ends(gain)} {self.metric} (90 % interval)"
@@ -116,24 +117,28 @@ def curve_of(label: str, metric: str, runs: Sequence[Sequence[Mapping[str, Any]]
     curve = LearningCurve(label, metric, tuple(sizes.tolist()), tuple(scores.mean(axis=0).tolist()))
     if len(runs) < 2:
         return replace(curve, why_not="one seed does not tell how much chance there is")
-    if np.any(sizes[1:] < 1.5 * sizes[:-1]):
-        return replace(curve, why_not="there are too few rows to take a quarter of")
+    if np.any(sizes[1:] < 1.5 * sizes[:-1]) or sizes[0] < len(runs[0][0]["data"].get("classes", ())):
+        return replace(curve, why_not="there are too few rows to take a quarter of, with rows of each class")
     by_row = [[RowScores.from_dict(run["row_scores"]) for run in own if run.get("row_scores")] for own in runs]
     units = [each.by_unit for own in by_row for each in own]
     if len(units) < scores.size or len({len(each) for each in units}) > 1:
         return replace(curve, why_not="there are no scores by row")
-    best = 0.0 if metric.startswith("neg_") else 1.0
+    best, rows = 0.0 if metric.startswith("neg_") else 1.0, by_row[0][0].rows
     of_units = np.reshape(np.stack(units), (*scores.shape, -1))
-    return replace(curve, gains=predict_gains(sizes, scores, of_units, by_row[0][0].rows, best))
+    risen = paired_difference(scores[:, -1], scores[:, 0], of_units[:, -1] - of_units[:, 0], rows).mean
+    if risen.low <= 0 and max(-risen.low, risen.high) > LITTLE:
+        told = f"{metric} {signed(risen.value)} {ends(risen)}"
+        return replace(curve, why_not=f"a quarter and all of the rows are not told apart ({told})")
+    return replace(curve, gains=predict_gains(sizes, scores, of_units, rows, best))
 
 
 def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: float = 1.0) -> dict[int, Estimate]:
     """Predict the gains of two and four times as many rows by a power law, ``score(n) = top - b * n ** -c``.
 
     The gains of the two doublings that were seen, with the covariance of their errors, weigh the laws of a grid:
-    exponents ``c`` from 0.05 to 1.5 by their logarithm, gains of the last doubling from 0, and a ``top`` that is not
-    above the best score. The interval is that of these laws, and of how far the gain of a few further rows is from that
-    of all such rows.
+    exponents ``c`` from 0.1 to 1 by their logarithm, gains of the last doubling from 0, and a ``top`` that is not above
+    the best score. The interval is that of these laws, of how far real gains are from a law, and of how far the gain of
+    a few further rows is from that of all such rows.
 
     Args:
         sizes: Numbers of training rows, ``(3,)``, each about twice the one before.
@@ -168,8 +173,9 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
     exponents = np.tile(_EXPONENTS, _GAINS)[drawn]
     found = {}
     for factor in FACTORS:
-        chance = math.sqrt(of_sample * (1 - 1 / factor)) * generator.standard_normal(_SAMPLES)
-        gain = left.ravel()[drawn] * (1 - factor**-exponents) + chance
+        misfit, chance = generator.standard_normal((2, _SAMPLES))
+        gain = left.ravel()[drawn] * (1 - factor**-exponents) * np.exp(_MISFIT * misfit)
+        gain += math.sqrt(of_sample * (1 - 1 / factor)) * chance
         low, middle, high = np.quantile(gain, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
         found[factor] = Estimate(float(middle), float(low), float(high))
     return found
