@@ -166,7 +166,8 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
     left = gains / (half - 1)  # (gains, exponents)
     expected = np.stack([left * (quarter - half), np.broadcast_to(gains, left.shape)], axis=-1)
     weights = stats.multivariate_normal(np.zeros(2), covariance).logpdf(expected - seen.mean(axis=0))
-    weights = np.where(left <= max(best - scores[:, -1].mean(), 0) + 1e-9, weights, -np.inf)
+    most = max(best - float(scores[:, -1].mean()), 0) + 1e-9
+    weights = np.where(left <= most, weights, -np.inf)
     weights = np.exp(weights - weights.max()).ravel()
     generator = np.random.default_rng(0)
     drawn = generator.choice(weights.size, _SAMPLES, p=weights / weights.sum())
@@ -175,7 +176,7 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
     for factor in FACTORS:
         misfit, chance = generator.standard_normal((2, _SAMPLES))
         gain = left.ravel()[drawn] * (1 - factor**-exponents) * np.exp(_MISFIT * misfit)
-        gain += math.sqrt(of_sample * (1 - 1 / factor)) * chance
+        gain = np.minimum(gain, most) + math.sqrt(of_sample * (1 - 1 / factor)) * chance
         low, middle, high = np.quantile(gain, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
         found[factor] = Estimate(float(middle), float(low), float(high))
     return found
