@@ -1,7 +1,7 @@
 """Is what ``compare --curve`` says of more rows true? For the entry of 2026-11-28 in docs/experiments.md.
 
 Needs ``ATTENDROP_DATA``. The first command runs draws, half an hour on a core, resumable, the second prints the table:
-    python benchmarks/learning_curve_validation.py run DRAWS
+    python benchmarks/learning_curve_validation.py run
     python benchmarks/learning_curve_validation.py
 
 The model is the linear model on frozen MiniLM, without names of classes. A draw takes ``4n`` training rows, a half of
@@ -28,19 +28,15 @@ from attendrop.studies.statistics import CrossedMean
 from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
 from attendrop.tasks.splits import subset
 from attendrop.tasks.types.linear_models import stratified_parts
-from attendrop.wording import markdown_table
 
 FILE = Path(__file__).parents[1] / "results" / "does_it_help" / "8_curve" / "runs.jsonl"
-# Numbers of rows that someone has, of all rows that are drawn from, of test rows, and of draws.
+# Draws by the number of rows that someone has; numbers of rows that are drawn from, of test rows, and of classes.
 DATA = {
-    "hwu64": ((200, 400), 4000, 1000),
-    "banking77": ((200, 400), 4000, 1000),
-    "imdb": ((375,), 1700, 500),
-    "cola": ((200, 400), 4000, 1000),
+    "hwu64": ({200: 6, 400: 14}, 4000, 1000, 64),
+    "banking77": ({200: 6, 400: 14}, 4000, 1000, 77),
+    "imdb": ({375: 14}, 1700, 500, 2),
+    "cola": ({200: 4, 400: 4}, 4000, 1000, 2),
 }
-# Of 200 rows, a quarter has fewer rows than these data have classes.
-CLASSES = {"hwu64": 64, "banking77": 77, "imdb": 2, "cola": 2}
-MOST_DRAWS = {("hwu64", 200): 6, ("banking77", 200): 6, ("cola", 200): 3, ("cola", 400): 3}
 LOOKED_AT = range(3)
 NORMAL = 1.6449  # quantile of a 90 % interval
 
@@ -50,11 +46,10 @@ def halved(rows: np.ndarray, labels: np.ndarray, seed: int) -> np.ndarray:
     return rows[stratified_parts(rows, labels[rows], 2, seed, strata=int(labels.max()) + 1) == 0]
 
 
-def runs(name: str, draws: Sequence[int], done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Yield what is predicted for each draw, and what came."""
-    sizes, most, tested = DATA[name]
-    wanted = [(rows, draw) for draw in draws for rows in sizes if draw < MOST_DRAWS.get((name, rows), len(draws))]
-    wanted = [each for each in wanted if (name, *each) not in done]
+def runs(name: str, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Yield the scores of each draw that is not done, by row those of fewer rows, and on the test file."""
+    sizes, most, tested, _ = DATA[name]
+    wanted = [(rows, draw) for rows, draws in sizes.items() for draw in range(draws) if (name, rows, draw) not in done]
     if not wanted:
         return
     loaded = load_data(config_of(name))
@@ -95,7 +90,7 @@ def runs(name: str, draws: Sequence[int], done: set[tuple[Any, ...]]) -> Iterato
 def predicted(run: dict[str, Any]) -> list[tuple[float, ...]]:
     """Return for each factor what came; and of both predictions whether they cover it, width and error; if known."""
     scored = [run["scored"][at : at + 3] for at in range(0, 3 * SEEDS, 3)]
-    classes = range(CLASSES[run["data"]])
+    classes = range(DATA[run["data"]][-1])
     curve = curve_of("frozen", "score", [
         [{**each, "row_scores": each, "data": {"rows": {"train": each["size"]}, "classes": classes}} for each in own]
         for own in scored
@@ -125,8 +120,7 @@ def table(kept: Sequence[dict[str, Any]]) -> str:
     groups = groups.groupby(columns[:3], sort=False)
     sums = {name: groups[name].sum() for name in ("draws", "known")}
     frame = groups.mean().assign(**sums).reset_index().sort_values("times", kind="stable")
-    return markdown_table(columns, [[each if isinstance(each, str) else f"{each:.3g}" for each in row]
-                                    for row in frame.to_numpy()])  # fmt: skip
+    return str(frame.round(3).to_string(index=False))
 
 
 def main() -> None:
@@ -136,7 +130,7 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:
         done = {(run["data"], run["rows"], run["draw"]) for run in kept}
         with FILE.open("a", encoding="utf-8") as lines:
-            for run in (run for name in DATA for run in runs(name, range(int(sys.argv[2])), done)):
+            for run in (run for name in DATA for run in runs(name, done)):
                 kept.append(run)
                 print(json.dumps(run), file=lines, flush=True)
     for title, looked_at in (("The draws that were looked at", True), ("Other draws", False)):

@@ -224,7 +224,7 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
         start = time.monotonic()
         encoded = columns_of(encode(rows, task, tokenizer, config.max_length))
         features = frozen_features(encoder, tokenizer, task.type, encoded, config.eval_batch_size, config.device)
-        seconds = 1000 * (time.monotonic() - start) / len(encoded["length"])
+        seconds = 1000 * (time.monotonic() - start) / len(rows)
         logger.info("%s: %.2g seconds for 1,000 rows.", name, seconds)
         balanced = config.class_weights is not None
         row = cross_validated(name, task, real, document_means(features, encoded), encoded, groups, balanced=balanced)
