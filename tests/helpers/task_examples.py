@@ -88,7 +88,6 @@ EXAMPLES: dict[str, Example] = {
     "multi-label-classification": Example(
         _texts(lambda number: ["cat", "dog", "bird"][: number % 4]), ("bert", "llama", "bart")
     ),
-    "entity-spans": Example(_texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]), ("bert",)),
     "token-classification": Example(
         lambda number: {
             "text": sentence(number).split(),
@@ -102,6 +101,7 @@ EXAMPLES: dict[str, Example] = {
         ("marian", "bart", "t5"),
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
     ),
+    "entity-spans": Example(_texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]), ("bert",)),
 }
 
 

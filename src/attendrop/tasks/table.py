@@ -909,7 +909,8 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         first, more = start[-1].strip(), list(islice(lines, 1))
         lines, unit = chain(start, more, lines), "line"
         if may_be_array and (not more or first.startswith("[") or not first.endswith("}")):
-            text, found = "".join(lines), None
+            text = "".join(lines)
+            found: Any = None
             try:
                 found = json.loads(text, object_pairs_hook=_without_duplicates)
             except (ValueError, RecursionError) as error:
