@@ -917,7 +917,8 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
                 if first.startswith("["):
                     raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
             if isinstance(found, dict) and len(found) == 1:
-                (found,) = found.values()
+                (entry,) = found.values()
+                found = entry if isinstance(entry, list) and all(isinstance(row, dict) for row in entry) else found
             is_array = isinstance(found, list)
             lines, unit = (map(json.dumps, found), "row") if is_array else (io.StringIO(text), "line")
         columns, rows = list[str](), objects(lines)
