@@ -123,6 +123,7 @@ EXAMPLES: dict[str, Example] = {
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
         usage=({"text": TEXT}, "translation"),
     ),
+    "entity-spans": Example(_texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]), ("bert",)),
 }
 
 
