@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import launches as launched
 from deployed import deployed
 from fidelity import Fidelity, enough_nodes
 from measure import Bench, Contender, interleave, peak_memory, ratios
@@ -11,7 +12,7 @@ from pruned import contenders, onnx_contenders
 from rows import Row
 from runs import time_runs
 from texts import INFERENCE_BATCH, cola_rows, epoch_batches, inference_batches, step_batches, why_no_real_data
-from workloads import BATCH_SIZE, Setting, build_model, family_models, made_up, reward_items
+from workloads import BATCH_SIZE, Setting, build_launch_model, build_model, family_models, made_up, reward_items
 
 from attendrop import ADDrop, AttendOut, ChildTuning, Compose, FineTune, Method, RDrop
 from attendrop.methods.core.registry import build_method, method_names
@@ -101,6 +102,27 @@ def trainer(setting: Setting) -> Iterator[Row]:
         figure = "finetune: RegularizedTrainer / stock Trainer"
         yield Row(figure, case, ratios(times, "finetune", "stock"), 1.03)
         yield Row("whole cross-tuned run / plain run", case, ratios(times, "ad-drop", "finetune"), 1.36)
+
+
+def launches(setting: Setting) -> Iterator[Row]:
+    """What a step sends to a GPU, counted on the CPU; and steps so small that they cost what the host does."""
+    found = launched.table()
+    stock = found["plain"]["all, 12 layers"]
+    bounds = {"finetune through the library": 1.0, "AD-DROP, recorded": 1.13, "mixout": 1.2, "AttendOut": 2.3}
+    for name in launched.METHODS:
+        operations = found[name]["all, 12 layers"]
+        note = f"{operations:.0f} / {stock:.0f}"
+        yield Row(f"operations, {name} / stock step", "12 layers", [operations / stock], bounds.get(name), note=note)
+    batch = setting.to_device(made_up(24, ragged=True))
+    bench = Bench(setting, build_launch_model(6))
+    contenders: dict[str, Contender] = {"stock": bench.stock} | {
+        name: partial(bench.library, method, reward_items(batch, 4)) for name, method in launched.METHODS.items()
+    }
+    times = interleave(contenders, [batch], rounds=setting.rounds, seconds=0 if setting.quick else 60)
+    bounds = {"AD-DROP, recorded": 1.25, "AD-DROP, separate pass": 1.8}
+    for name in launched.METHODS:
+        figure, case = f"{name} / stock step, bound by the host", "6 layers, 48 wide, 24 ragged"
+        yield Row(figure, case, ratios(times, name, "stock"), bounds.get(name))
 
 
 def recorded(setting: Setting) -> Iterator[Row]:
@@ -325,6 +347,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "floors": floors,
     "epochs": epochs,
     "trainer": trainer,
+    "launches": launches,
     "recorded": recorded,
     "iga": iga,
     "memory": memory,

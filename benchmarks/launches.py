@@ -4,22 +4,18 @@ A step runs on the CPU by the path that a GPU takes (``few_kernels``), and each 
 counted, except views, metadata and allocations; where the host waits for a value is counted, too. Models of 6 and of 12
 layers tell what belongs to a layer from what belongs to a step. The models have no dropout of attention weights, since
 the CPU's kernel has none; what is dispatched around the kernel is the same. Prints a table; ``--output FILE`` writes it
-as JSON. ``--time`` times whole steps of the model of 6 layers instead, on the CPU by its own path and by that of a GPU:
-the model is so narrow that a step takes what the host needs to dispatch it.
+as JSON. ``run.py --only launches`` also times steps of so narrow a model that they take what the host does.
 """
 
 import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from measure import Bench, interleave, ratios
+from measure import Bench
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import Batch, Setting, build_launch_model, made_up, reward_items
@@ -129,33 +125,15 @@ def table(methods: Mapping[str, Any] = METHODS) -> dict[str, dict[str, float]]:
     return found
 
 
-def times(rounds: int) -> None:
-    """Print times over the stock step, taken in turn: the median of the rounds, the least and the greatest."""
-    setting = Setting(torch.device("cpu"), torch.float32, quick=True)
-    batch = made_up(24, ragged=True)
-    for path, context in (("of a CPU", nullcontext), ("of a GPU", few_kernels)):
-        bench = Bench(setting, build_launch_model(6))
-        steps = {name: partial(bench.library, method, reward_items(batch, 4)) for name, method in METHODS.items()}
-        with context():
-            taken = interleave({"plain": bench.stock, **steps}, [batch], rounds=rounds, seconds=60)
-        for name in steps:
-            found = ratios(taken, name, "plain")
-            print(f"by the path {path}: {name} {median(found):.2f} ({min(found):.2f} - {max(found):.2f})")
-
-
 def main() -> None:
     """Print the table, and write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--time", type=int, metavar="ROUNDS", help="time steps instead")
     parser.add_argument(
         "--names", choices=METHODS, help="print what a method dispatches beyond the stock model instead"
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.time:
-        times(given.time)
-        return
     if given.names:
         batch = made_up(24, ragged=True)
         (_, stock), (_, own) = count(12, None, batch), count(12, METHODS[given.names], batch)

@@ -13,7 +13,6 @@ from transformers import BertForSequenceClassification, PreTrainedModel
 from workloads import Batch, Setting
 
 from attendrop import export_onnx, prune
-from attendrop.pruning.pruned_model import unpadded
 
 
 def contenders(model: PreTrainedModel) -> dict[str, Contender]:
@@ -22,7 +21,7 @@ def contenders(model: PreTrainedModel) -> dict[str, Contender]:
     last = range(1, model.config.num_hidden_layers)
     return {
         "stock": of_model(model),
-        "unpadded": of_model(unpadded(model)),
+        "unpadded": of_model(prune(model, [])),
         "pruned": of_model(prune(model, list(last))),
     }
 

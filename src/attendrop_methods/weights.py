@@ -139,8 +139,8 @@ class _SAMState(MethodState):
         scale = self.method.rho / norms.norm().clamp(min=torch.finfo(norms.dtype).tiny)
         return {weights[name]: (scale * g).to(weights[name].dtype) for name, g in gradients.items()}
 
-    def _perturbed(self, name: str, parameter: nn.Parameter) -> Tensor:
-        return parameter + self.perturbation[parameter] if parameter in self.perturbation else parameter
+    def _perturbed(self, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        return {name: w + self.perturbation[w] if w in self.perturbation else w for name, w in weights.items()}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from attendrop import Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import AttentionCall
 from attendrop.attribution.gradient import attention_attribution, gradient_attribution, integrated_gradient_attribution
+from attendrop.randomness import candidates
 
 LENGTH = 40
 SIZES = {"num_hidden_layers": 4}
@@ -54,7 +55,8 @@ def test_the_graph_of_an_attribution_holds_no_weights() -> None:
 
 
 @pytest.mark.parametrize("attribute", [gradient_attribution, integrated_gradient_attribution, attention_attribution])
-def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any) -> None:
+def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_AT_ONCE_ON_CPU", WEIGHTS)
     adapter, batch = prepared()
     alive: list[weakref.ref[Tensor]] = []
     most = 0
@@ -74,7 +76,8 @@ def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any) -> Non
     assert most <= 1
 
 
-def test_the_graph_of_the_training_pass_holds_masks_in_bits() -> None:
+def test_the_graph_of_the_training_pass_holds_masks_in_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_AT_ONCE_ON_CPU", WEIGHTS)
     model = zoo.build("bert", **SIZES)
     with regularize(model, Vanilla(p=0.3)) as reg:
         reg.loss(long_batch()).backward()  # looks for the layers

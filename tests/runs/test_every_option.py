@@ -82,6 +82,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("label_column", "size", labels, 3, {"eval_file": None}),
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
     ("label_map", "map.csv", labels, 2, {"eval_file": None, "label_column": "size"}),
+    ("with_columns", "sentence2", lambda trainer: "[UNK]" in first_text(trainer), True, {"text_columns": "sentence1"}),
     ("label_names", "names.csv", rows, 43, {"text_columns": "sentence1"}),
     ("unlabelled", "texts.csv", unlabelled, 2, {"text_columns": "sentence1", "head_init": "linear-probe"}),
     ("task_options", "num_beams=2", lambda trainer: trainer.model.generation_config.num_beams, 2, TRANSLATED),

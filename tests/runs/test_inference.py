@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import pickle
 import re
 import tracemalloc
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 
 import attendrop
 from attendrop import AttendropError, cli
-from attendrop.runs import inference
+from attendrop.pruning.packed import PackedLayer
+from attendrop.randomness.device_path import few_kernels
+from attendrop.runs import inference, prediction_passes
 from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_card import baseline_card, model_card
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import frozen_features, predict_outputs
+from attendrop.runs.prediction_passes import frozen_features, predict_outputs, to_fastest_form
 from attendrop.runs.prune import prune_run
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.train import train
@@ -210,17 +212,6 @@ def test_texts_get_the_predictions_of_a_file(
     assert model.predict([]) == []
 
 
-def test_a_copy_of_a_model_predicts_with_its_own_weights(pairs: Path) -> None:
-    model = attendrop.load(pairs / "run")
-    before = model.predict(PAIRS, probabilities=True)
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert copied.predict(PAIRS, probabilities=True) == before
-        for weight in copied.classifier.parameters():
-            weight.data.zero_()
-        assert {row["probability"] for row in copied.predict(PAIRS, probabilities=True)} == {0.5}
-    assert model.predict(PAIRS, probabilities=True) == before
-
-
 # Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding
 
 FIRST = [tiny.sentence(number) for number in range(12)]
@@ -244,13 +235,29 @@ def test_features_are_the_mean_of_the_encoder_s_tokens(name: str, texts: tuple[l
         np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
 
 
-def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: Path) -> None:
-    folder = tiny.save_tiny_gpt2(tmp_path)
-    AutoTokenizer.from_pretrained(folder, padding_side="left").save_pretrained(folder)
-    tokenizer, model = YES_NO.load_tokenizer(str(folder)), AutoModelForSequenceClassification.from_pretrained(folder)
-    encoded = encode_columns({"text": FIRST}, files_task(["text"], YES_NO), tokenizer, 24)
-    alone, together = (predict_outputs(model, tokenizer, YES_NO, encoded, size, "cpu") for size in (1, 12))
-    np.testing.assert_allclose(alone, together, atol=1e-6)
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "deberta-v3", "gpt2"])
+def test_the_fastest_form_of_each_device_predicts_the_same(
+    family: str, bf16: bool, on_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU computes no padding, a GPU does; bfloat16 is for runs that trained in it, on a device that computes in it.
+
+    DeBERTa gains nothing from leaving padding out, and GPT-2 has one form.
+    """
+    monkeypatch.setattr(prediction_passes, "_computes_bfloat16", lambda device: True)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
+    model, batch = zoo.build(family).eval(), zoo.batch_of(family, (9, 5, 12))
+    batch.pop("labels")
+    stock, buffers = copy.deepcopy(model), {name: value.dtype for name, value in model.named_buffers()}
+    with few_kernels() if on_gpu else nullcontext(), torch.no_grad():
+        to_fastest_form(model, tokenizer, torch.device("cpu"), bf16=bf16)
+        found, expected = model(**batch).logits, stock(**batch).logits
+    packed = any(isinstance(module, PackedLayer) for module in model.modules())
+    assert packed == (not on_gpu and family not in ("deberta-v3", "gpt2"))
+    assert found.dtype == (torch.bfloat16 if bf16 and family != "gpt2" else torch.float32)
+    assert {name: value.dtype for name, value in model.named_buffers()} == buffers
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=5e-2 if bf16 else 1e-5)
 
 
 def test_outputs_come_in_the_order_of_the_rows(shared: Path, tmp_path: Path) -> None:

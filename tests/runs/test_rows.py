@@ -23,6 +23,7 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.metrics import row_scores
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.classification import Classification
 
@@ -65,6 +66,23 @@ def test_rows_of_the_same_text_are_on_one_side(files: Path) -> None:
     train, selection, dev = (set(rows["text"]) for rows in (found.train, found.selection, found.report["dev"]))
     assert not train & selection and not train & dev and not selection & dev
     assert (len(found.train), len(found.selection), len(found.report["dev"])) == (48, 12, 20)
+
+
+def test_other_columns_are_read_in_front_of_the_text_and_change_no_split(files: Path) -> None:
+    how: dict[str, Any] = {"selection_fraction": 0.2, "text_columns": ["sentence1"]}
+    alone, found = parts(files, **how), parts(files, **how, with_columns=["sentence2"])
+    others = [line["sentence2"] for line in csv.DictReader((files / "train.csv").open(encoding="utf-8"))]
+    for name, rows in found.named.items():
+        texts = [f"sentence2: {others[row['index']]} | {row['text']}" for row in alone.named[name]]
+        assert rows["text"][:] == texts and rows["index"][:] == alone.named[name]["index"][:]
+    task, outputs = files_task(["text"], Classification(("no", "yes"))), np.eye(2)[[0, 1] * 5]
+    scores = [row_scores(task, outputs, np.array([0, 1] * 5), each.report["dev"]) for each in (alone, found)]
+    assert scores[0] is not None and scores[1] is not None
+    assert scores[0].as_dict() == scores[1].as_dict()  # which are paired
+    with pytest.raises(AttendropError, match="the column 'label' is given twice; text, label and other columns must"):
+        parts(files, **how, with_columns=["label"])
+    with pytest.raises(AttendropError, match="with-columns and unlabelled do not go together"):
+        config(files, **how, with_columns=["sentence2"], unlabelled="texts.csv")
 
 
 # Another task, and a sample of the rows -------------------------------------------------------------------------------

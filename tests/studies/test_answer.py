@@ -92,6 +92,19 @@ def test_the_figures_follow_the_decision() -> None:
     )
 
 
+def test_whether_other_columns_help_is_told() -> None:
+    config = {"with_columns": ["channel", "date"], "options": {}}
+    plain = runs("finetune", PLAIN, config=config)
+    for scores, told in ((BEHIND, "they help"), (AHEAD, "they do harm"), (UNCLEAR, "no gain is shown")):
+        alone = runs("finetune", scores, label="finetune without channel, date", config={"options": {}})
+        found = answer([*plain, *alone])
+        signed = row(found, "finetune without channel, date").difference.mean
+        (note,) = [note for note in found.notes if note.startswith("Texts begin with channel, date, and ")]
+        assert (
+            f"and {told}: plain fine-tuning with minus without is {-signed.value:+.3f} [{-signed.high:+.3f}, " in note
+        )
+
+
 def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
     found = answer(runs("ad-drop", AHEAD))
     assert (found.verdict.why, found.use, row(found, "ad-drop").difference) == ("no reference", None, None)

@@ -100,6 +100,17 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
         run_comparison(comparison(folder, keep_best=False))
 
 
+def test_other_columns_in_front_of_texts_are_compared_with_none(folder: Path, run_by: Any) -> None:
+    runner, planned = Runner(), list[int]()
+    run_by(runner)
+    asked = comparison(folder, keep_best=False, baselines=())
+    config = replace(asked.config, text_columns=["sentence1"], with_columns=["sentence2"])
+    outcome = run_comparison(replace(asked, config=config), on_plan=planned.append)
+    found = [(spec.method, spec.config.with_columns) for spec in runner.asked]
+    assert found == [("finetune", ("sentence2",)), ("mixout", ("sentence2",)), ("finetune", None)] * 2
+    assert planned == [6] and "finetune without sentence2" in [row.label for row in outcome.answer.rows]
+
+
 def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: Any) -> None:
     pytest.importorskip("optuna")
     scores = {0.5: None, 0.9: 0.9}  # of mixout's p; runs with 0.5 diverge

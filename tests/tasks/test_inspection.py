@@ -14,7 +14,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.studies.study import read_study
 from attendrop.tasks.class_names import MOST_ROWS_PER_CLASS, in_words, telling_names, why_no_rows
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.inspection import check_files, inspect_files, label_variants, other_scheme, read_label_map
+from attendrop.tasks.inspection import check_files, inspect_files, label_variants, read_label_map
 from attendrop.tasks.table import BadRows
 
 GIVEN: dict[str, Any] = {"text_columns": ["text"], "label_column": "label"}
@@ -187,8 +187,8 @@ FORMS: dict[str, tuple[str, list[Any]]] = {
     "numpy floats": (VECTORS, ["[0. 1. 0.]", "[1. 1. 0.]"]),
     "array": (VECTORS, ["array([0, 1, 0], dtype=int32)", "array([1, 1, 0])"]),
     "with gaps": (VECTORS, [[0, 1, 0], [1, 1, 0], None, [0, 0, 0], [0, 0, 1], [1, 0, 0]]),
-    "spans": (OBJECTS, [[[0, 4, "PER"], [14, 19, "LOC"]], [[0, 3, "PER"]], []]),
-    "by key": (OBJECTS, [{"entities": [[0, 4, "PER"]]}, {"entities": []}]),
+    "answers": (OBJECTS, [[{"text": "Anna", "answer_start": 0}], [{"text": "Bob", "answer_start": 0}]]),
+    "counts": (OBJECTS, [{f"word{n}": 1 for n in range(101)}, {"word1": 2}]),
     "tags": (TAGS, ["O B-PER", "B-PER I-PER O"]),
     "lists of tags": (TAGS, [["O", "B-PER"], ["O", "O"]]),
 }
@@ -219,34 +219,9 @@ def test_a_word_in_each_row(label_type: str, tmp_path: Path) -> None:
     """Each word was a sentence, of which tags that go on with an entity began one."""
     words = [("Anna", "B-PER"), ("lives", "O"), ("here", "O"), (".", "O")]
     lines = [f"{n // 4},{','.join(words[n % 4])}" for n in range(24)]
-    (tmp_path / "a.csv").write_text("\n".join(["sentence_id,word,tag", *lines]))
+    (tmp_path / "a.csv").write_text("\n".join(["line,word,tag", *lines]))
     message = "has a word in each row, and its tag in 'tag'; write a sentence in each row"
     refusals(str(tmp_path / "a.csv"), message, text_columns=["word"], label_column="tag", label_type=label_type)
-
-
-SCHEMES = {
-    "BILUO": ("O B-PER L-PER U-LOC", ["L-PER", "U-LOC"]),
-    "_ outside": ("_ B-PER I-PER", ["_"]),
-    "IOB2 with _": ("O B_PER I_PER", ["B_PER", "I_PER"]),
-    "suffixes": ("O PER-B PER-I LOC-B", ["LOC-B", "PER-B", "PER-I"]),
-    "IOB1": ("O I-PER B-PER", []),
-    "types without a prefix": ("O PER LOC", []),
-    "parts of speech": ("NNP VBZ -LRB- . , WP$", []),
-}
-
-
-@pytest.mark.parametrize(("tags", "unread"), SCHEMES.values(), ids=SCHEMES)
-def test_tags_of_entities_in_other_schemes(tags: str, unread: list[str], tmp_path: Path) -> None:
-    """Each tag was a class that had nothing to do with the others."""
-    assert other_scheme(tags.split()) == unread
-    file, words = tmp_path / "a.conll", [f"word {tag}" for tag in tags.split()]
-    file.write_text("\n".join([*words, "", *words]))
-    given: dict[str, Any] = {"text_columns": ["tokens"], "label_column": "tags"}
-    if unread:
-        refusals(str(file), f"column 'tags': tags of entities such as '{unread[0]}'.* write IOB2", **given)
-    else:
-        check_files(str(file), None)
-        assert len(load_files(train_file=file, **given).splits["train"]) == 2
 
 
 def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:

@@ -191,7 +191,9 @@ def test_a_workbook_is_read_as_its_csv_would_be() -> None:
     day = datetime(2024, 5, 31)
     header: list[object] = ["text", "label", "date", "score", None]
     name = workbook("a.xlsx", [], header, ["one_x000D_\ntwo", 1, day, 0.5], [], ["_x005F_x000D_", 2.0, None, 3])
-    with pytest.warns(UserWarning, match=r"Sheet, tickets, 'tickets' is read; to read another, move it to the"):
+    with pytest.warns(
+        UserWarning, match=r"Sheet, tickets, 'tickets' is read; to read another, name it, as in 'a.xlsx:Sheet'"
+    ):
         table = read_table(name)
     assert table.columns == ["text", "label", "date", "score"]
     assert rows(table) == [("one\r\ntwo", "1", "2024-05-31", "0.5"), ("_x000D_", "2", "", "3")]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from helpers import zoo
-from helpers.checkpointing import checkpoint_activations
 from helpers.training import take_step
 from torch.optim.swa_utils import AveragedModel
 
@@ -23,12 +22,15 @@ from attendrop import (
     FineTune,
     HiddenCut,
     LayerDrop,
+    Method,
     Mixout,
     RDrop,
     Regularization,
     SuperT,
+    Vanilla,
     regularize,
 )
+from attendrop.attention import graphs
 from attendrop.methods.core.context import Processes
 from attendrop_methods import L2SP, SAM, DropConnect, HeadMask, UniDrop
 
@@ -51,27 +53,6 @@ def test_training_in_evaluation_mode_is_an_error() -> None:
         assert reg.logs().get("ad_drop/active", 0) == 0
         model.train()
         reg.loss(batch).backward()
-
-
-@pytest.mark.gpu
-def test_backward_may_follow_later_and_elsewhere() -> None:
-    """The trainer calls backward after the loss was returned; recomputed layers must reuse the same masks."""
-    batches = [zoo.batch_of("bert", seed=i) for i in range(2)]
-    found = []
-    for late in (False, True):
-        model = zoo.build("bert", dropout=0.2, dtype=torch.float64)
-        checkpoint_activations(model)
-        torch.manual_seed(0)
-        with regularize(model, METHOD) as reg:
-            losses = []
-            for batch in batches:
-                losses.append(reg.loss(batch))
-                if not late:
-                    losses.pop().backward()
-            for loss in reversed(losses):
-                loss.backward()
-        found.append(zoo.gradients(model))
-    zoo.assert_same(*found, 1e-12)
 
 
 def test_processes_draw_as_one() -> None:
@@ -165,6 +146,36 @@ def test_what_was_compiled_before_a_method_notices_its_hooks() -> None:
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
     assert losses[0] > model(**batch).loss + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("bert", RECORDED),
+        pytest.param("bert", RDrop(), marks=pytest.mark.slow),
+        *(pytest.param(name, Vanilla(p=0.3), marks=pytest.mark.slow) for name in ("bert", "modernbert", "llama")),
+        *(pytest.param(name, METHOD, marks=pytest.mark.slow) for name in ("roberta", "llama")),
+    ],
+)
+def test_a_compiled_model_stays_one_graph(name: str, method: Method) -> None:
+    found = []
+    for compiled in (False, True):
+        model, batch = zoo.build(name), zoo.batch_of(name)
+        torch.compiler.reset()
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        with regularize(run, method) as reg:
+            losses = []
+            for _ in range(3):
+                model.zero_grad()
+                losses.append(reg.loss(batch, rows=range(len(batch["input_ids"]))))
+                losses[-1].backward()
+                reg.step()
+            found.append([torch.stack(losses).detach(), zoo.gradients(model), reg.logs()])
+        assert not any("attendrop_place" in vars(module) for module in model.modules())
+    assert found[0].pop() == found[1].pop()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert not graphs._COMPUTED
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ class AttentionComputation:
     def _fused(self, edit: AttentionEdit) -> Tensor:
         drop, ready = edit.drop, edit.ready
         if ready is not None and self.bias is None:
-            query = self.query if ready.whole is None else self.query.masked_fill(ready.whole, 0)
+            # A product keeps the layout of the queries, so that the output need not be copied.
+            query = self.query if ready.queries is None else self.query * ready.queries
             return functional.scaled_dot_product_attention(
                 query, self.key, self.value, attn_mask=ready.additive, dropout_p=self.dropout, scale=self.scale
             )

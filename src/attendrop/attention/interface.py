@@ -9,15 +9,14 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attendrop.attention.computation import AttentionComputation
+from attendrop.attention.graphs import fits_a_graph, follow_in_graph, follow_outside
 from attendrop.attention.own_softmax import computes_softmax
-from attendrop.attention.plan import PLAN_KEYWORD, AttentionCall, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 
 
@@ -160,36 +159,15 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
     ) -> tuple[Tensor, Tensor | None]:
         tensors = query, key, value, attention_mask
         plan: Plan | None = kwargs.pop(PLAN_KEYWORD, None)
-        planned = None if plan is None else _follow(plan, module, tensors, kwargs, eager=base == "eager")
-        if planned is not None:
-            return planned  # type: ignore[no-any-return]
+        if plan is not None:
+            if base == "sdpa" and fits_a_graph(module, kwargs):
+                return follow_in_graph(plan, module, tensors, kwargs), None
+            if (planned := follow_outside(plan, module, tensors, kwargs, eager=base == "eager")) is not None:
+                return planned  # type: ignore[no-any-return]
         function = _eager_function(module) if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
         return function(module, *tensors, **kwargs)  # type: ignore[no-any-return]
 
     return attention_forward
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _follow(
-    plan: Plan,
-    module: nn.Module,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    kwargs: dict[str, Any],
-    *,
-    eager: bool,
-) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer under the plan, from queries, keys, values and the mask.
-
-    None if the plan changes nothing there. A compiled model leaves its graph here: plans are ordinary Python objects, a
-    new one for each pass.
-    """
-    layer = plan.locate(module)
-    if layer is None or not plan.wants(layer):
-        return None
-    computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
-    query = computation.query
-    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, query.device, query.dtype))
-    return None if edit is None else computation.attend(edit)
 
 
 def _unchanged_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:

@@ -6,8 +6,10 @@ two ways of computing attention (``computation`` and ``own_softmax``).
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import itemgetter
@@ -79,9 +81,11 @@ class AttentionCall:
         batch = self.shape[0]
         if self.valid is None:
             return torch.zeros(batch, 2, dtype=torch.long, device=self.device)
-        first = self.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
-        cached = max(0, self.shape[3] - self.shape[2])
-        query = torch.zeros_like(first) if self.layer.kind == "cross" else (first - cached).clamp(min=0)
+        query = first = self.valid.any((1, 2)).expand(batch, -1).int().argmax(-1)
+        if self.layer.kind == "cross":
+            query = torch.zeros_like(first)
+        elif cached := max(0, self.shape[3] - self.shape[2]):
+            query = (first - cached).clamp(min=0)
         return torch.stack([query, first], -1)
 
     def valid_queries(self) -> Tensor | None:
@@ -135,31 +139,31 @@ class ReadyMask:
     Attributes:
         additive: ``(batch, heads, query, key)``, minus infinity at hidden and at dropped keys, in the dtype of the
             computation. Rows of keys begin at multiples of 16 elements, as fused kernels want them.
-        whole: The rows that are dropped whole, ``(batch, heads, query, 1)``, whose keys are all equal; None if no row
-            can be.
+        queries: Factor of the queries, ``(batch, heads, query, 1)``: 0 in rows that are dropped whole, whose keys
+            are then all equal; None if no row can be.
     """
 
     additive: Tensor
-    whole: Tensor | None
+    queries: Tensor | None
 
     @classmethod
     def of(cls, call: AttentionCall, drop: Tensor, *, whole_rows: bool) -> ReadyMask:
         """Make the mask of a call; ``drop`` is at valid keys only. ``whole_rows``: whether it can take a whole row."""
-        whole = None
+        queries = None
         if whole_rows:
             kept, whole = after_drop(call.valid, drop)
-            hidden = ~kept
+            hidden, queries = ~kept, (~whole).to(call.dtype)
         else:
             hidden = drop if call.valid is None else call.valid <= drop  # not valid, or dropped
         hidden = hidden.expand(*hidden.shape[:2], *call.shape[2:])
         width = -(-call.shape[3] // 16) * 16
         additive = torch.zeros(*hidden.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
-        return cls(additive.masked_fill_(hidden, -torch.inf), whole)
+        return cls(additive.masked_fill_(hidden, -torch.inf), queries)
 
     def split(self, call: AttentionCall) -> list[ReadyMask]:
         """Split the mask of several layers into theirs."""
-        whole = [None] * len(call.layers) if self.whole is None else call.split(self.whole)
-        return [ReadyMask(*parts) for parts in zip(call.split(self.additive), whole, strict=True)]
+        queries = [None] * len(call.layers) if self.queries is None else call.split(self.queries)
+        return [ReadyMask(*parts) for parts in zip(call.split(self.additive), queries, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -326,9 +330,13 @@ class Plan:
         acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),
             ``"embeddings"`` (:meth:`embed`), ``"features"`` (:meth:`features`). It follows from what a class defines.
         layer_keys: Keys of the attention layers that :meth:`edit` is called for; None: all.
+        running: The plans that are bound to models, by number, by which compiled models find them.
+        number: That of this plan once it is bound, a tensor, so that models are not compiled anew for each.
     """
 
     layer_keys: Collection[str] | None = None
+    running: ClassVar[weakref.WeakValueDictionary[int, Plan]] = weakref.WeakValueDictionary()
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
 
     def __init__(self) -> None:
         self.acts_on = frozenset(
@@ -361,6 +369,13 @@ class Plan:
     def bind(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
         """Set the model to act on: its attention modules with their layers, and its blocks, embedding and head."""
         self._layers_by_module, self._structure = layers_by_module, structure
+        number = next(self._numbers)
+        self.number, self.running[number] = torch.tensor(number), self
+
+    @property
+    def modules(self) -> Iterable[nn.Module]:
+        """The attention modules of the model to act on."""
+        return self._layers_by_module
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
         """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""

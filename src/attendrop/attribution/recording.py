@@ -39,7 +39,7 @@ class SeenLayer(NamedTuple):
 
 
 def stacks(seen: Iterable[SeenLayer]) -> list[list[SeenLayer]]:
-    """Group layers that are called alike: of small ones on a GPU as many as are handled together, else each alone."""
+    """Group layers that are called alike: of small ones as many as are handled together, else each alone."""
     found: list[list[SeenLayer]] = []
     latest: dict[Any, list[SeenLayer]] = {}
     for each in seen:
@@ -105,7 +105,7 @@ class GradientPlan(ObservePlan):
 
     The gradient with respect to the weights follows from that with respect to the output of the heads, ``O = A V``:
     ``dF/dA = dF/dO V^T``. So layers run fused kernels where they would otherwise, and only one gradient of the size of
-    ``A`` exists at a time; on a GPU, those of several small layers, in one tensor.
+    ``A`` exists at a time; those of several small layers, in one tensor.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -11,7 +11,7 @@ from attendrop.cli.app import Json, app, path_argument, run_option, show
 from attendrop.errors import printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.inspection import DATE, TEXT, Inspection, check_files, inspect_files
+from attendrop.tasks.inspection import DATE, SOURCE, TEXT, Inspection, check_files, inspect_files
 from attendrop.tasks.table import count_words, may_be_missing
 from attendrop.wording import aligned, counted, names_of
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attendrop.runs.config import RunConfig
 
 _MOST_LABELS = 20
+_FEW_VALUES = 20  # of columns that may be read in front of the text
 
 
 @app.command()
@@ -46,7 +47,9 @@ def inspect(
         words = f"{column.words:.1f}" if column.role == TEXT else ""
         rows.append([column.name or "''", column.role, str(column.distinct), str(column.missing), words])
     parts = [[_head(found)], aligned(rows, "llr")]
-    counts, what = (found.labels, "Labels of") if found.labels else (found.tags, "Words with each tag of")
+    spans = found.label_type == "spans"
+    counts, what = found.labels or found.tags, "Labels of" if found.labels else "Words with each tag of"
+    what = "Entities of each type in" if spans else what
     if counts:
         shown = aligned([[f"  {label}", str(count)] for label, count in list(counts.items())[:_MOST_LABELS]], "lr")
         more = [f"  and {len(counts) - len(shown)} more"] if len(counts) > len(shown) else []
@@ -91,6 +94,8 @@ def _reading(found: Inspection) -> str:
         kind = f" ({counted(number, 'label')}, several of a row)"
     elif found.label_type == "number":
         kind = " (numbers)"
+    elif found.label_type == "spans":
+        kind = f" (spans of {counted(len(found.tags), 'type')} of entities)"
     elif found.tags:
         kind = f" ({counted(len(found.tags), 'tag')} of words)"
     return f"{texts}, label {found.label_column!r}{kind}"
@@ -107,7 +112,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     if typed or found.unclear or found.label_type == "labels":
         words += ["--label-type", found.label_type]
     words += ["--label-map", label_map] if label_map else []
-    refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label"}
+    refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label", "spans"}
     words += ["--skip-bad-rows"] if refused or (found.label_type == "number" and found.unclear) else []
     words += ["--group-column", found.group_columns[0]] if found.group_columns else []
     words += ["--model", "MODEL"] if found.label_type == "text" else []  # for which the default model has no class
@@ -116,6 +121,13 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         dates = (str(value or "") for value in found.table.column(column.name))
         if column.role == DATE and all(date[:4].isdecimal() or may_be_missing(date) for date in dates):
             lines.append(f"With --ood-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
+    few = [each.name for each in found.columns if each.role in (SOURCE, "") and 2 <= each.distinct <= _FEW_VALUES]
+    few = [name for name in few if name not in (*found.group_columns, *found.label_candidates)]
+    if few and found.label_type in ("class", "labels", "number"):
+        columns = shlex.quote(joined_names(few))
+        lines.append(
+            f"With --with-columns {columns}, texts begin with their values, and compare says whether that helps."
+        )
     for name in found.group_columns[:1]:
         several = f"; {names_of(found.group_columns)} may all be meant" if len(found.group_columns) > 1 else ""
         lines.append(

@@ -5,7 +5,7 @@
 #
 #   begin_pass   if the step is new, `flush` what the last one gathered; if the epoch is new, `exchange` with processes
 #   forward      `RowPass.candidates` reads, layer by layer, what earlier steps recorded of the rows
-#   backward     the hooks of `recording` append a gradient of each layer; of several small layers on a GPU, the
+#   backward     the hooks of `recording` append a gradient of each layer; of several small layers, the
 #                candidates are then chosen at once (`choose`), which frees the gradients
 #   after_step   `choose` the candidates by the gradients that are left; they stay on their device
 #   next step    `flush`: to the host, into `RowRecords`. Only now a record is visible, to all passes of that step alike

@@ -47,6 +47,7 @@ from attendrop.extend import (
     unit_interval,
 )
 from attendrop.methods.attend_out_networks import Attack, Micro, Players, SecondModel
+from attendrop.methods.core.context import RunningStatistics
 from attendrop.support.models import before_step, refuse_graph, to_device
 from attendrop.wording import counted
 
@@ -93,7 +94,7 @@ class GeneratorState(MethodState):
         self.training = training
         self.updates = 0
         self.period: list[list[Micro]] = [[]]
-        self.probabilities: dict[str, Tensor] = {}
+        self.probabilities = RunningStatistics()  # of drop probabilities, by layer
         self.first: dict[str, Any] = {}  # what the networks are made from, should a resumed run take no further step
         self.players: Players | None = None
 
@@ -154,7 +155,7 @@ class GeneratorState(MethodState):
 
     def rank_state_dict(self) -> dict[str, Any]:
         steps = [[vars(micro) | {"key": vars(micro.key)} for micro in step] for step in self.period]
-        return {"period": steps, "probabilities": self.probabilities}
+        return {"period": steps, "probabilities": self.probabilities.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         if not state:
@@ -168,7 +169,7 @@ class GeneratorState(MethodState):
                 masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in found["masks"]]
                 moved = {name: to_device(found[name], device) for name in ("batch", "inputs")} | {"masks": masks}
                 self.period[-1].append(Micro(**{**found, **moved, "key": SampleKey(**found["key"])}))
-        self.probabilities = to_device(rank_state["probabilities"], device)
+        self.probabilities = RunningStatistics(**rank_state["probabilities"])
         self.players = self._create({**state["first"], "inputs": to_device(state["first"]["inputs"], device)})
         self.players.load_state_dict(state)
 
@@ -207,13 +208,15 @@ class GeneratorState(MethodState):
         metrics = {"reward": rewards.mean().item(), "period_share": len(self.period) / self.method.dropout_step}
         metrics |= players.learn(self.period, rewards)
         metrics["attacker_survived"] = float(self._merge(players.defender, attacker - defender, chance.random()))
-        nothing = torch.zeros(2, device=next(self.training.model.parameters()).device)
+        nothing = torch.zeros(2, dtype=torch.float64, device=next(self.training.model.parameters()).device)
+        counted_probabilities = self.probabilities.sums
         for layer in players.attention_layers:
-            total, number = self.training.processes.total(self.probabilities.get(layer.key, nothing)).tolist()
+            pair = counted_probabilities.get(layer.key, nothing).to(nothing.device)
+            total, number = self.training.processes.total(pair).tolist()
             if number:  # 0 if the layer was skipped in the whole period
                 metrics[f"drop_probability/{layer.key}"] = total / number
         self.updates += 1
-        self.probabilities, self.period = {}, [[]]
+        self.probabilities, self.period = RunningStatistics(), [[]]
         return metrics
 
     def _merge(self, defender: SecondModel, gaps: Tensor, chance: float) -> bool:

@@ -36,8 +36,8 @@ from attendrop.extend import (
     forked_rng,
     sample_mask,
 )
-from attendrop.methods.core.context import LayerCounts
-from attendrop.randomness.candidates import at_once, pack, unpack
+from attendrop.methods.core.context import LayerCounts, RunningStatistics
+from attendrop.randomness.candidates import layers_at_once, pack, unpack
 from attendrop.support.models import skips_step, to_device, trained_tensors, transformers_model
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ class Draft:
         self.applications = 0
         self._scores: Tensor | None = None
         self._valid: Tensor | None = None
+        self._hidden: Tensor | None = None  # those of the last application that are not valid
 
-    def logits(self, layer: int, valid: Tensor | None) -> Tensor:
-        """Compute the drop logits of a layer, ``(batch, heads, n, n)``, in float32 (float64 for a float64 model).
+    def scores(self, layer: int, valid: Tensor | None) -> Tensor:
+        """Compute the scores of a layer, ``(batch, heads, n, n)``, the drop logits but for the bias.
 
         The generator is also applied for the layers since the previous call, with the same ``valid`` keys.
         """
@@ -120,8 +121,8 @@ class Draft:
         while self.applications <= layer:
             if self._scores is not None:  # attend with the scores of the last application
                 scores = self._scores
-                if self._valid is not None:
-                    scores = scores.masked_fill(~self._valid, torch.finfo(scores.dtype).min)
+                if self._hidden is not None:
+                    scores = scores.masked_fill(self._hidden, torch.finfo(scores.dtype).min)
                 weights = functional.softmax(scores, dim=-1, dtype=own.dtype)
                 value = own.split(own.value(self.hidden))
                 attended = (weights.to(value.dtype) @ value).transpose(1, 2).flatten(2)
@@ -129,10 +130,12 @@ class Draft:
                 if own.feed_forward is not None:
                     self.hidden = own.feed_forward_norm(self.hidden + own.feed_forward(self.hidden))
             query, key = own.split(own.query(self.hidden)), own.split(own.key(self.hidden))
-            self._scores, self._valid = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2), valid
+            self._scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+            if valid is not self._valid:
+                self._valid, self._hidden = valid, None if valid is None else ~valid
             self.applications += 1
         assert self._scores is not None
-        return self._scores.to(own.dtype) + own.bias
+        return self._scores
 
 
 class Embeddings(nn.Module):
@@ -207,6 +210,7 @@ class Outcome(NamedTuple):
     logits: Tensor  # of dropping each unit, (batch, heads, n, n); dimensions that a unit spans have size 1
     units: Tensor  # broadcastable mask of the units: valid keys in rows that hold tokens
     dropped: Tensor  # mask of the dropped units
+    probabilities: Tensor  # of dropping each unit, without gradient
 
 
 class Players:
@@ -266,19 +270,24 @@ class Players:
         return torch.autocast(device.type, self.autocast if half else None, enabled=half)
 
     def logits(self, draft: Draft, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """Compute the logits of dropping each unit of a call's layers, and the mask of units; see :class:`Outcome`."""
+        """Compute the logits of dropping each unit of a call's layers, and the mask of units; see :class:`Outcome`.
+
+        They are in float32, or in float64 for a float64 model.
+        """
         valid = None if call.valid is None else call.valid[: call.shape[0] // len(call.layers)]
-        found = [draft.logits(layer.index, valid) for layer in call.layers]
-        logits, rows = torch.cat(found) if len(found) > 1 else found[0], call.valid_queries()
-        every = torch.ones(1).bool()
-        every = every.to(call.device).view(1, 1, 1, 1)
-        positions = every if call.valid is None else call.valid if rows is None else call.valid & rows
+        found, rows = [draft.scores(layer.index, valid) for layer in call.layers], call.valid_queries()
+        scores = torch.cat(found) if len(found) > 1 else found[0]
+        logits = scores.to(self.generator.dtype) + self.generator.bias
+        positions = call.valid if rows is None or call.valid is None else call.valid & rows
+        if positions is None:
+            positions = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device)
         if self.method.granularity == "score":
             return logits, positions
         spanned = (2, 3) if self.method.granularity == "head" else (1, 2, 3)
         positions = positions.expand(logits.shape)
         counts = positions.sum(spanned, keepdim=True).clamp(min=1)
-        return (logits * positions).sum(spanned, keepdim=True) / counts, every
+        mean = (logits * positions).sum(spanned, keepdim=True) / counts
+        return mean, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device)
 
     def act(self, draft: Draft, call: AttentionCall, key: SampleKey) -> Outcome:
         """Sample the dropped units of a call's layers, a function of the key."""
@@ -286,8 +295,9 @@ class Players:
         score, (batch, heads, queries, keys) = self.method.granularity == "score", logits.shape
         origins, shape = call.origins() if score else None, (batch, heads, queries, keys)
         names = [layer.key for layer in call.layers]
-        dropped = sample_mask(logits.detach().sigmoid(), key, names, shape, origins, call.device)
-        return Outcome(logits, units, dropped & units)
+        probabilities = logits.detach().sigmoid()
+        dropped = sample_mask(probabilities, key, names, shape, origins, call.device)
+        return Outcome(logits, units, dropped & units, probabilities)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
         """Repeat the generator's actions of a pass, with gradients, on each selected layer that ran."""
@@ -335,7 +345,7 @@ class Players:
         with self.precision(device):
             outcomes = list(self.replayed(micro))
         total = number = torch.zeros((), device=device)
-        for logits, units, dropped in outcomes:
+        for logits, units, dropped, _ in outcomes:
             likelihood = functional.logsigmoid(torch.where(dropped, logits, -logits)) * units
             number = number + units.expand(likelihood.shape).sum((1, 2, 3))
             total = total + likelihood.sum((1, 2, 3))
@@ -375,22 +385,24 @@ class Players:
 class Attack(Plan):
     """Plan of the attacker's training pass: samples the dropped units, and records in ``micro`` how to do so again.
 
-    The generator is applied to each layer, also to those that are not selected. On a GPU, it decides for many layers at
-    once when the first of them runs. The sum of the drop probabilities, and the number of units, are added to
-    ``probabilities``, by layer key.
+    The generator is applied to each layer, also to those that are not selected. It decides for many small layers at
+    once when the first of them runs. ``probabilities`` counts the sum of the drop probabilities, and the number of
+    units, by layer key.
     """
 
     def __init__(
-        self, players: Players, context: StepContext, micro: Micro, probabilities: dict[str, Tensor] | None = None
+        self, players: Players, context: StepContext, micro: Micro, probabilities: RunningStatistics | None = None
     ) -> None:
         super().__init__()
         self.players = players
         self.layer_keys = players.layers
         self.context = context
         self.micro = micro
-        self.probabilities = {} if probabilities is None else probabilities
+        self.probabilities = RunningStatistics() if probabilities is None else probabilities
+        self.probabilities.passes += 1
         self.edits: dict[str, AttentionEdit | None] = {}  # of the layers that have run
-        self._ahead: dict[str, tuple[AttentionCall, AttentionEdit, Tensor, LayerCounts, int]] = {}  # of those that may
+        # Of those that may run: the call, the edit, where it is counted that the layer ran, and its place there.
+        self._ahead: dict[str, tuple[AttentionCall, AttentionEdit, Sequence[LayerCounts], int]] = {}
         self._masks: list[Tensor | None] = []
         self._draft: Draft | None = None  # begun at the first layer that runs, where the model's precision shows
 
@@ -411,9 +423,9 @@ class Attack(Plan):
                 ahead = self._ahead.get(key)
                 if ahead is None or ahead[0].shape != call.shape or ahead[0].valid is not valid:
                     self._decide(call)
-                _, self.edits[key], pair, counts, place = self._ahead.pop(key)
-                self.probabilities[key] = self.probabilities.get(key, 0) + pair
-                counts.ran.add(place)
+                _, self.edits[key], counts, place = self._ahead.pop(key)
+                for each in counts:
+                    each.ran.add(place)
         for index, known in enumerate(self._masks):  # distinct ones, which the micro-batch keeps packed
             if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
                 self.micro.layers[key] = index
@@ -425,25 +437,26 @@ class Attack(Plan):
         return self.edits[key]
 
     def _decide(self, call: AttentionCall) -> None:
-        """Sample what to drop in a layer and, on a GPU, in the selected ones after it."""
+        """Sample what to drop in a layer and, if they are small, in the selected ones after it."""
         assert self._draft is not None
-        players, layers, at_a_time = self.players, [call.layer], at_once(call.device) // max(1, math.prod(call.shape))
+        players = self.players
+        at_a_time = layers_at_once(math.prod(call.shape), len(players.attention_layers), call.device)
+        layers = [call.layer, *(layer for layer in players.attention_layers if layer.index > call.layer.index)]
         if self._draft.applications > call.layer.index + 1:  # decided ahead for another mask of keys: begin again
             self._draft, at_a_time = Draft(players.generator, self.context.inputs), 0
             for key, index in self.micro.layers.items():
-                self._draft.logits(players.layers[key].index, self._masks[index])
-        if at_a_time > 1:
-            after = [layer for layer in players.attention_layers if layer.index > call.layer.index]
-            layers += after[: at_a_time - 1]
+                self._draft.scores(players.layers[key].index, self._masks[index])
+        layers = layers[: max(1, at_a_time)]
         stack = call.stacked(layers)
-        logits, units, dropped = players.act(self._draft, stack, self.micro.key)
+        _, units, dropped, probabilities = players.act(self._draft, stack, self.micro.key)
         number, total, count = (
             each.reshape(len(layers), -1).sum(1)
-            for each in (units.expand(dropped.shape), logits.sigmoid() * units, dropped)
+            for each in (units.expand(dropped.shape), probabilities * units, dropped)
         )
-        self.micro.sequences = len(dropped) // len(layers)
-        counts = self.context.report_layers([layer.key for layer in layers], count, number)
-        pairs = torch.stack([total, number.float()], -1)
+        self.micro.sequences, keys = len(dropped) // len(layers), [layer.key for layer in layers]
+        totals = LayerCounts(keys, torch.stack([total, number], -1).double())  # as a resumed run has them
+        self.probabilities.count(totals)
+        counts = self.context.report_layers(keys, count, number), totals
         if dropped.shape[1] > 1:
             dropped = dropped.repeat_interleave(call.shape[1] // dropped.shape[1], 1)
         ready: Sequence[ReadyMask | None] = [None] * len(layers)
@@ -451,7 +464,7 @@ class Attack(Plan):
             ready = ReadyMask.of(stack, dropped, whole_rows=True).split(stack)
         for place, (layer, drop) in enumerate(zip(layers, stack.split(dropped), strict=True)):
             edit = AttentionEdit(drop=drop, ready=ready[place])
-            self._ahead[layer.key] = call, edit, pairs[place], counts, place
+            self._ahead[layer.key] = call, edit, counts, place
 
 
 class Decide(Plan):
@@ -473,6 +486,8 @@ class Decide(Plan):
 
 
 Pair = tuple[nn.Parameter, nn.Parameter]
+# Gradients of the second model that are weighted together: what is made of them takes memory before they are freed.
+_AT_A_TIME = 64
 
 
 class SecondModel:
@@ -608,12 +623,21 @@ class SecondModel:
                 "The loss was differentiated twice, and the gradients of the second model are freed after the first "
                 "time; differentiate it once."
             )
-        factor = weight.to(self.device) / self._loss_scale**2  # the gradients found include the scale, too
-        for parameter in reversed(self._trained):
-            gradient = found.pop()  # frees it, although the hook lives as long as the loss
-            if gradient is not None:
-                gradient = gradient * factor.to(gradient.dtype)
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        factor = weight.to(self.device)
+        if self._loss_scale != 1:  # the gradients found include the scale, too
+            factor = factor / self._loss_scale**2
+        while found:
+            # Some at a time take few kernels; they are freed then, although the hook lives as long as the loss.
+            first = max(0, len(found) - _AT_A_TIME)
+            by_dtype: dict[torch.dtype, list[tuple[nn.Parameter, Tensor]]] = {}
+            for parameter, gradient in zip(self._trained[first:], found[first:], strict=False):
+                if gradient is not None:
+                    by_dtype.setdefault(gradient.dtype, []).append((parameter, gradient))
+            del found[first:]
+            for dtype, pairs in by_dtype.items():
+                weighted = torch._foreach_mul([gradient for _, gradient in pairs], factor.to(dtype))
+                for (parameter, _), gradient in zip(pairs, weighted, strict=True):
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def step(self) -> None:
         """Take a step, unless the first model skips its own; called just before that."""

@@ -17,13 +17,23 @@ from attendrop.randomness.device_path import on_cpu
 # Elements of attributions that are ranked at a time: 16 MiB in float32; 128 MiB on a GPU, to launch fewer kernels.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 22, 1 << 25
 
-# Elements of masks of several layers that a GPU handles together: if they are few, launching kernels takes the time.
-_AT_ONCE = 1 << 24
+# Elements of masks of several layers that are handled together: if they are few, dispatching operations takes the time.
+# On a CPU they should fit into its cache.
+_AT_ONCE, _AT_ONCE_ON_CPU = 1 << 24, 1 << 20
 
 
 def at_once(device: torch.device) -> int:
-    """Return the number of elements of several layers up to which they are handled together; a CPU takes each alone."""
-    return 0 if on_cpu(device) else _AT_ONCE
+    """Return the number of elements of several layers up to which they are handled together."""
+    return _AT_ONCE_ON_CPU if on_cpu(device) else _AT_ONCE
+
+
+def layers_at_once(elements: int, layers: int, device: torch.device) -> int:
+    """Return how many of some layers, of so many elements each, get their masks together, which then stay in memory.
+
+    On a CPU all do or none, so that these masks take little memory; 0: even those of one layer are too large.
+    """
+    number = at_once(device) // max(1, elements)
+    return 0 if on_cpu(device) and number < layers else min(number, layers)
 
 
 def any_last(mask: Tensor) -> Tensor:
@@ -48,6 +58,11 @@ def _thresholds(length: int, fraction: float, least: int, device: torch.device) 
 @lru_cache(maxsize=8)
 def _bit_values(device: torch.device) -> Tensor:
     return torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=device)
+
+
+@lru_cache(maxsize=8)
+def _infinity(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(torch.inf, dtype=dtype, device=device)
 
 
 class Region(NamedTuple):
@@ -114,7 +129,10 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     place = _thresholds(length, p if low else 1 - p, 0 if low else 1, attribution.device)[n_valid]
     # A row without signal is all as its lowest. Comparisons with NaN are False: no candidates.
     lowest, threshold = ordered[..., :1], _take(ordered, place)
-    mask = attribution < threshold if low else (attribution >= threshold) & (attribution > lowest)
+    if low:
+        mask = attribution < threshold
+    else:  # above the lowest, should that be the threshold
+        mask = attribution >= torch.maximum(threshold, lowest.nextafter(_infinity(lowest.dtype, lowest.device)))
     unequal = lowest < _take(ordered, (n_valid - 1).clamp(min=0)) if low else None  # perhaps too few keys for any
     return Region(mask if valid is None else mask & valid, unequal)
 
@@ -154,5 +172,5 @@ def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def kept(mask: Tensor) -> Callable[[], Tensor]:
-    """Keep a mask for later: in bits, except for a small one on a GPU."""
+    """Keep a mask for later: in bits, except for a small one."""
     return (lambda: mask) if mask.numel() <= at_once(mask.device) // 4 else partial(unpack, *pack(mask))

@@ -270,22 +270,21 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
 
 def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
-
-    def size(setting: ReportedSetting) -> int:
-        return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
-
     groups: dict[str, list[ReportedSetting]] = {}
+    sizes: dict[str, int] = {}
     for setting in results.settings:
         if setting.answer.rows:
             of, given = setting.runs[0].metrics, setting.runs[0].options
+            sizes[setting.name] = int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
             # These options only choose the number of rows.
             options = {name: value for name, value in given.items() if name not in ("max_train_samples", "shots")}
             key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
             groups.setdefault(key, []).append(setting)
     figures = []
-    for group in (sorted(group, key=size) for group in groups.values()):
+    for group in (sorted(group, key=lambda setting: sizes[setting.name]) for group in groups.values()):
         common = set.intersection(*({row.label for row in setting.answer.rows} for setting in group))
-        if len({size(setting) for setting in group}) < 2 or not common:
+        counts = sorted({sizes[setting.name] for setting in group})
+        if len(counts) < 2 or not common:
             continue
         methods, left_out = _shown_methods(group[-1], common, looks)
         metric, digits = group[0].answer.metric, max(each.answer.decimals for each in group)
@@ -295,17 +294,17 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
             for setting in group:
                 row = next(row for row in setting.answer.rows if row.label == label)
                 every += row.scores.values()
-                record: dict[str, Any] = {"method": label, "training rows": str(size(setting))}
+                record: dict[str, Any] = {"method": label, "training rows": str(sizes[setting.name])}
                 record |= {metric: number(row.mean, digits), "low": "-", "high": "-", "seeds": str(row.n)}
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
                     record |= {"_low": found.low, "_high": min((0.0 if metric.startswith("neg_") else 1.0), found.high)}
                     record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
-                records.append(record | {"_x": size(setting), "_y": row.mean})
+                records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
         base, values = chart_of(records)
         # Of all seeds: intervals of two seeds would dominate the plot.
         space, (color, shape) = 0.2 * (max(every) - min(every)) or 0.01, _of_methods(methods)
-        limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=sorted(map(size, group)))
+        limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=counts)
         base = base.encode(
             x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log")),
             y=alt.Y("_y:Q", title=metric, scale=alt.Scale(domain=limits, nice=False)),

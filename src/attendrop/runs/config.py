@@ -41,6 +41,7 @@ from attendrop.support.files import MINILM
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
 from attendrop.tasks.table import (
     GUESSED,
+    HUB,
     LABEL_TYPES,
     STDIN,
     UNKNOWN_LABELS,
@@ -48,6 +49,7 @@ from attendrop.tasks.table import (
     default_columns,
     default_label_type,
     files_of,
+    with_files,
 )
 from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
@@ -60,7 +62,7 @@ RUN_FILE = "run.yaml"
 # Fraction of a training file that is held out for the final scores where they need it and no evaluation data are given.
 DEFAULT_TEST_FRACTION = 0.25
 # Options of custom files, with a task refused; those that name files of the data, and all that are paths.
-OF_FILES = ("eval_file", "text_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
+OF_FILES = ("eval_file", "text_columns", "with_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*DATA, "data_dir", "model")
 # Pairs of options of which one can be given, and why.
@@ -68,6 +70,7 @@ _CONFLICTS = (
     ("test_fraction", "eval_file", "are both evaluation data"),
     ("shots", "max_train_samples", "both limit the training data"),
     ("bf16", "fp16", "exclude each other"),
+    ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
 )
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -259,7 +262,8 @@ class RunConfig:
     train_file: str | None = option(
         None,
         "files",
-        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, or A.txt,B.txt.",
+        "Training data: a .csv, .tsv, .xlsx, .json, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, "
+        "FILE.xlsx:SHEET or hub:NAME.",
         PATH,
     )
     eval_file: str | None = option(None, "files", "Evaluation data: a file to report on, once, at the end.", PATH)
@@ -275,6 +279,11 @@ class RunConfig:
     )
     """Several, comma-separated: a column of zeros and ones for each label that a row may have. By default ``tags`` or
     ``upos`` of column files, and ``target`` of two text files."""
+    with_columns: tuple[str, ...] | None = option(
+        None, "columns", "Other columns to read in front of the text, as `channel: mail | ...`.", shown="none"
+    )
+    """For classes, labels and numbers. Splits are the same with and without them; a comparison also runs plain
+    fine-tuning without them, and says whether they help."""
     label_type: str = option(
         "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
@@ -528,12 +537,13 @@ class RunConfig:
         labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
         if self.text_columns and labelled:
             return
-        if not any(each.exists() for each in files_of(file)):
+        if not file.startswith(HUB) and not any(each.exists() for each in files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
         if self.label_type in GUESSED:
             from attendrop.tasks.inspection import inspect_files
 
-            named = {name: getattr(self, name) for name in ("text_columns", "label_column", "label_type")}
+            given = ("text_columns", "label_column", "label_type", "label_map")
+            named = {name: getattr(self, name) for name in given}
             found = inspect_files(file, **named)
             texts, labels, hint = found.text_candidates, found.label_candidates, found.label_hint
             self._set(text_columns=texts[0] if len(texts) == 1 else ())
@@ -580,7 +590,9 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options as JSON values."""
-        return asdict(self) | {"text_columns": list(self.text_columns), "options": dict(self.options)}
+        others = None if self.with_columns is None else list(self.with_columns)
+        lists = {"text_columns": list(self.text_columns), "with_columns": others}
+        return asdict(self) | lists | {"options": dict(self.options)}
 
 
 def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:
@@ -621,6 +633,7 @@ class Source:
     data_dir: str | None = as_in_runs("data_dir", "task")
     file: str | None = option(None, "file", "Your file instead of a task; - is stdin.", PATH)
     text_columns: tuple[str, ...] = as_in_runs("text_columns", "columns", shown="as in training")
+    with_columns: tuple[str, ...] | None = as_in_runs("with_columns", "columns", shown="as in training")
     label_column: str | None = as_in_runs("label_column", "labels", shown="as in training")
     """Only to evaluate."""
     label_map: str | None = as_in_runs("label_map", "labels", shown="as in training")
@@ -763,13 +776,13 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in PATHS:
         value = found.get(name)
         if value not in (None, MINILM, AUTO) and all(file.exists() for file in files_of(value)):
-            found[name] = ",".join(map(os.path.abspath, files_of(value)))
+            found[name] = with_files(value, os.path.abspath)
     return found
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that distinguish a run from others with the same data, regardless of file locations."""
-    named = {name: ",".join(file.name for file in files_of(value)) for name in DATA if (value := options.get(name))}
+    named = {name: with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name != "data_dir"} | named
 
 

@@ -17,7 +17,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.result_cache import cached
 from attendrop.support.files import known_sha256
-from attendrop.tasks.base import Task, TaskData, encode
+from attendrop.tasks.base import Task, TaskData, encode, with_others
 from attendrop.tasks.class_names import (
     check_label_names,
     check_unlabelled,
@@ -50,7 +50,7 @@ from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
     *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "ood_column"),
-    "group_column",
+    *("group_column", "with_columns"),
 )
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
@@ -120,7 +120,10 @@ def load_data(config: RunConfig) -> TaskData:
 
     if files and all(file.exists() for file in files):
         data = cached(
-            lambda: [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options],
+            lambda: [
+                *(config.task, config.data_dir, config.train_file, config.eval_file),
+                *([[str(file), digest(file)] for file in files], options),
+            ],
             load,
             lambda data: sum(split.data.nbytes for split in data.splits.values()),
             kind="data",
@@ -150,7 +153,8 @@ def digest(path: Path) -> str:
 def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows.
 
-    Names of classes are added to the training rows last, so that they change none of these. Unlabelled texts are none
+    Names of classes are added to the training rows last, and other columns put in front of texts, so that they change
+    none of these. Unlabelled texts are none
     of the training file's rows that are drawn.
     """
     rows, task, task_type, shifted = data.splits["train"], data.task, data.task.type, {}
@@ -190,7 +194,9 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
         columns["index"] = [-1] * len(texts)  # that of no row of a file
         kept = concatenate_datasets([kept, Dataset.from_dict(columns, features=kept.features)])
-    parts = Parts(kept, selection, report, reward, len(texts), left_out)
+    selection, reward = (None if rows is None else with_others(rows) for rows in (selection, reward))
+    report = {name: with_others(rows) for name, rows in report.items()}
+    parts = Parts(with_others(kept), selection, report, reward, len(texts), left_out)
     check_unlabelled(config.unlabelled, config.task, task_type.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts

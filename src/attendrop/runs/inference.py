@@ -21,7 +21,7 @@ from attendrop.pruning.selection import Array, Predictions
 from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs
+from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs, to_fastest_form
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import (
     CHUNK_ROWS,
@@ -35,6 +35,7 @@ from attendrop.runs.run_folder import (
     run_options,
 )
 from attendrop.support.files import check_output
+from attendrop.support.models import compute_device
 from attendrop.tasks.acceptance import accepted_share, with_acceptance
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
@@ -113,7 +114,8 @@ class RunModel:
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
             outputs = reads.checked(self.outputs(columns, task, Source())[1])
-            found += with_acceptance(reads.prediction_rows(outputs, probabilities=probabilities), outputs, self.accept)
+            answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
+            found += with_acceptance(answers, outputs, self.accept)
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
@@ -374,6 +376,9 @@ class _Rows:
                 knows.
         """
         unknown = 0
+        if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
+            device, bf16 = compute_device(source.device), bool(model.options.get("bf16"))
+            to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         def count(rows: int) -> None:
             self.done += rows
@@ -432,7 +437,8 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
         chunks = stream_file(
             file, text_columns=columns, task_type=model.task_type, label_column=label, label_map=label_map,
-            size=CHUNK_ROWS, bad=bad, format=(source.input_format or "csv") if file == STDIN else None,
+            with_columns=source.with_columns or model.options.get("with_columns"), size=CHUNK_ROWS, bad=bad,
+            format=(source.input_format or "csv") if file == STDIN else None,
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and model.options:

@@ -97,8 +97,7 @@ def prune_run(
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
     check_choice("select_by", select_by, SELECT_BY)
-    selection = parse_selection(layers)
-    selection.check_tolerance(tolerance)
+    selection = parse_selection(layers, tolerance)
     check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
         run = load_finished_run(run_dir, data_dir=data_dir, device=device)

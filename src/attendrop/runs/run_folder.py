@@ -212,7 +212,8 @@ def check_source(run_dir: str, source: Source, *, labelled: bool) -> None:
         warnings.simplefilter("ignore")  # reading the whole file warns
         table = next(read_chunks(str(source.file), CHUNK_ROWS, BadRows(skip=source.skip_bad_rows)), None)
     if table is not None:
-        for name in (*columns, *(() if label is None else label_columns(table.columns, label))):
+        others = source.with_columns or options.get("with_columns") or ()
+        for name in (*columns, *others, *(() if label is None else label_columns(table.columns, label))):
             table.column(name)
 
 

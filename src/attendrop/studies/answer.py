@@ -18,7 +18,7 @@ from attendrop.studies.method_rows import (
     scored_on,
     scored_out_of_distribution,
 )
-from attendrop.studies.run_specs import BASELINES, CHEAP, REFERENCE
+from attendrop.studies.run_specs import BASELINES, CHEAP, REFERENCE, WITHOUT
 from attendrop.studies.verdict import (
     DECIMALS,
     MIN_SEEDS,
@@ -263,6 +263,12 @@ def _notes(
     if unlabelled:
         yield from unlabelled_told(unlabelled[0][1])
         yield from unlabelled_decisions(unlabelled)
+    alone = next((row for row in rows if row.label.startswith(WITHOUT)), None)
+    if alone is not None and rows[0].is_reference and (found := rows[0].versus(alone)):
+        low, high = found.known.low, found.known.high
+        shown = "they help" if low > 0 else "they do harm" if high < 0 else "no gain is shown"
+        columns, difference = alone.label.removeprefix(WITHOUT), interval(found, digits)
+        yield f"Texts begin with {columns}, and {shown}: plain fine-tuning with minus without is {difference}."
     # What was not compared. A method that acts in every second epoch only may act in none of a final model's.
     acted: dict[str, list[bool]] = {}
     for run in runs:

@@ -33,7 +33,7 @@ from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.method_rows import method_label
-from attendrop.studies.run_specs import FROZEN, REFERENCE, Event, RunSpec, with_evaluation
+from attendrop.studies.run_specs import FROZEN, REFERENCE, WITHOUT, Event, RunSpec, with_evaluation
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.support.files import write_json, write_text
 from attendrop.tasks.acceptance import promise
@@ -199,7 +199,8 @@ def run_comparison(
         baselines = tuple(name for name in comparison.baselines if name in defined)
         comparison = dataclasses.replace(comparison, baselines=baselines)
     defaults = {setting.label: setting for setting in comparison.methods}
-    final = comparison.seeds * (len(defaults) + len(comparison.baselines)) + comparison.keep_best
+    rows = len(defaults) + len(comparison.baselines) + bool(config.with_columns)
+    final = comparison.seeds * rows + comparison.keep_best
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_json(folder / RECORD, comparison.record())
         # Try settings, if this is asked for.
@@ -261,6 +262,9 @@ def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) ->
             named = "" if rate is None else f"{named} learning_rate={rate:g}"
             runs.append(RunSpec(setting.applied(config, seed=seed), label=named))
         plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
+        if config.with_columns:
+            label = WITHOUT + ", ".join(config.with_columns)
+            runs.append(RunSpec(dataclasses.replace(plain, with_columns=None), label=label))
         runs += [RunSpec(plain, baseline=name) for name in comparison.baselines]
     return runs
 

@@ -25,6 +25,8 @@ REPORTS = ("answer.md", "answer.json", "answer.csv")
 COMPARED = "compared.json"
 # The method that others are compared with by default.
 REFERENCE = "finetune"
+# Begins the label of plain fine-tuning whose texts, unlike those of the other runs, begin with no other columns.
+WITHOUT = f"{REFERENCE} without "
 # Names of the baselines, see :mod:`attendrop.studies.baselines`, the cheapest first.
 MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
 # Those that cost little compared with fine-tuning.

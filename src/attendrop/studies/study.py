@@ -55,7 +55,7 @@ from attendrop.studies.run_specs import (
 )
 from attendrop.support.files import write_json, write_text
 from attendrop.tasks.class_names import AUTO
-from attendrop.tasks.table import files_of
+from attendrop.tasks.table import with_files
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
 
 if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
@@ -74,6 +74,7 @@ _EXAMPLES = {
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
+_LISTS = ("text_columns", "with_columns")  # whose lists are no grids
 _PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
 
 
@@ -212,7 +213,7 @@ class _Reader:
 
     def option(self, name: str, value: Any) -> Any:
         """Convert an option of a run, or a list of its values; replace variables in paths, then ``~``."""
-        if isinstance(value, list) and name != "text_columns":
+        if isinstance(value, list) and name not in _LISTS:
             return [self.option(name, each) for each in value]
         found = convert_option(self.named, name, value)
         if name not in (*_PATHS, "model") or found in (None, AUTO):
@@ -223,7 +224,7 @@ class _Reader:
         expanded = str(convert_option(self.named, name, expanded))
         if name == "model":
             return str(Path(expanded).absolute()) if Path(expanded).is_dir() else expanded
-        return ",".join(str(file.absolute()) for file in files_of(expanded))
+        return with_files(expanded, lambda file: str(file.absolute()))
 
     def methods(self, entries: Any) -> list[_Method]:
         """Read methods, each with each point of the grid of its options."""
@@ -245,7 +246,7 @@ class _Reader:
 
     def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
         """Yield each point of a grid, and by its name what varies, such as "shots=5"."""
-        values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
+        values = {name: [value] if name in _LISTS else _listed(value) for name, value in options.items()}
         check_number_of_runs(math.prod(map(len, values.values())), self.named)
         varied = [name for name in values if len(values[name]) > 1]
         here = f"{Path.cwd()}{os.sep}"  # tables and figures are to show paths as the file has them

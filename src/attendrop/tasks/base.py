@@ -17,6 +17,9 @@ from attendrop.tasks.tokenization import DOCUMENT, HEAD, split_long
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import get_task_type
 
+# Column of what other columns of a row say, in front of its text.
+OTHERS = "other_columns"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -77,6 +80,15 @@ class TaskData:
     source: str  # description of where the data came from
     skipped: tuple[SkippedRow, ...] = ()  # because they are invalid
     looks_grouped: str = ""  # in words, by a column of the training file, where none was given
+
+
+def with_others(rows: Dataset, *, joined: bool = True) -> Dataset:
+    """Return rows with what their other columns say, :data:`OTHERS`, in front of their text, or again without it."""
+    if OTHERS not in rows.column_names:
+        return rows
+    pairs = zip(rows[OTHERS][:], rows["text"][:], strict=True)
+    texts = [others + text if joined else text.removeprefix(others) for others, text in pairs]
+    return Dataset.from_dict(rows.to_dict() | {"text": texts}, features=rows.features)
 
 
 def encode(dataset: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:

@@ -11,7 +11,8 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.base import OTHERS, Task, TaskData
+from attendrop.tasks.entities import as_iob2
 from attendrop.tasks.inspection import (
     are_numbers,
     as_meant,
@@ -20,6 +21,7 @@ from attendrop.tasks.inspection import (
     check_map,
     describe,
     group_columns,
+    holds_spans,
     label_columns,
     read_label_map,
 )
@@ -59,6 +61,7 @@ def load_files(
     unknown_labels: str | None = None,
     ood_column: str | None = None,
     group_column: str | None = None,
+    with_columns: Sequence[str] | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train" and "dev".
 
@@ -70,10 +73,10 @@ def load_files(
         text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
         label_column: Required. Several, comma-separated: a column of zeros and ones for each label that a row may have.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.table`. With "auto", labels are tags if texts are
-            lists of words, several labels if they are lists, numbers if at least one, in any file, has a decimal
-            fraction or an exponent, otherwise classes. Numbers in other notations (``10%``, ``1,000``) are refused
-            unless classes are asked for, and so are labels that :func:`attendrop.tasks.inspection.check_form`
-            recognises. Choices are never guessed.
+            lists of words, entities if most labels are lists of spans of characters, several labels if they are lists,
+            numbers if at least one, in any file, has a decimal fraction or an exponent, otherwise classes. Numbers in
+            other notations (``10%``, ``1,000``) are refused unless classes are asked for, and so are labels that
+            :func:`attendrop.tasks.inspection.check_form` recognises. Choices are never guessed.
         label_map: File that says what labels mean, see :func:`attendrop.tasks.inspection.read_label_map`.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
@@ -81,6 +84,8 @@ def load_files(
         ood_column: Column of the training file whose values "train" keeps as text, as :data:`OOD_VALUES`.
         group_column: Column, of all files, whose values all splits keep as text, as
             :data:`attendrop.tasks.splits.GROUP`: rows with the same value belong together.
+        with_columns: Columns, of all files, that all splits keep as one text, ``channel: mail | ``, to be read in front
+            of the first text, as :data:`attendrop.tasks.base.OTHERS`.
 
     Raises:
         AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
@@ -96,13 +101,18 @@ def load_files(
         check_map(label_map, meanings, tables["train"], label_column)
     tables = {split: as_meant(table, label_column, meanings, label_type, bad) for split, table in tables.items()}
     train = tables["train"]
+    if label_type == "auto" and holds_spans(train, text_columns, label_column):
+        label_type = "spans"
     check_form(train, text_columns, [] if label_column is None else [label_column], label_type)
+    read = as_iob2(list(tables.values()), text_columns, label_column, label_type)
+    tables = dict(zip(tables, read, strict=True))
+    train = tables["train"]
     # The kinds of tasks that the first row may be of.
     labels = train.column(label_column) if label_column in train.columns else []
     first = next(filter(written, labels), next((label for label in labels if label is not None), None))
     kinds = candidate_types(label_type, [train.column(name)[0] for name in text_columns], first)
     kind = kinds[-1]
-    _check_columns(kind, text_columns, label_column)
+    _check_columns(kind, text_columns, label_column, with_columns or ())
     tables = {split: table.read(text_columns, kind.read_inputs, bad, INPUTS) for split, table in tables.items()}
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
@@ -130,12 +140,14 @@ def load_files(
     for split, table in tables.items():
         read = tables[split] = _not_empty(table.read([label_column, INPUTS], task_type.read_label, bad, LABELS))
         splits[split] = _columns(read, task_type, text_columns)
+        if with_columns:
+            splits[split][OTHERS] = others_of(read, with_columns)
         if group_column is not None:
             splits[split][GROUP] = _group_values(read, group_column)
     train = tables["train"]
     if ood_column is not None:
         splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
-    used, looks_grouped = {*text_columns, *label_columns(train.columns, label_column)}, ""
+    used, looks_grouped = {*text_columns, *(with_columns or ()), *label_columns(train.columns, label_column)}, ""
     others = {name: describe(train, name) for name in train.columns if name not in used and group_column is None}
     for name in group_columns(others.values())[:1]:
         looks_grouped = (
@@ -165,6 +177,7 @@ def stream_file(
     task_type: TaskType,
     label_column: str | None = None,
     label_map: str | Path | None = None,
+    with_columns: Sequence[str] | None = None,
     size: int,
     bad: BadRows,
     format: str | None = None,
@@ -174,13 +187,14 @@ def stream_file(
     Arguments and errors are those of :func:`read_chunks` and of :func:`load_files`; without a label column, labels are
     not read.
     """
-    _check_columns(task_type, text_columns, label_column)
+    _check_columns(task_type, text_columns, label_column, with_columns or ())
     meanings = {} if label_map is None else read_label_map(label_map)
     label_type = task_type.label_type
     if isinstance(task_type, Classification) and {*map(number_form, task_type.label_names)} <= {"whole", "decimal"}:
         label_type = "auto"  # decimal commas are read as in training
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, meanings, label_type, bad)
+        (table,) = as_iob2([table], text_columns, label_column, label_type, task_type.label_names)
         table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:
             table = table.read([label_column], task_type.read_names, bad)
@@ -188,7 +202,11 @@ def stream_file(
                 task_type = task_type.with_unknown(table.column(label_column))
             table = table.read([label_column, INPUTS], task_type.read_label, bad, LABELS)
         if len(table):
-            yield Chunk(_columns(table, task_type, text_columns), table, task_type.unknown_names)
+            columns = _columns(table, task_type, text_columns)
+            if with_columns:
+                pairs = zip(others_of(table, with_columns), columns["text"], strict=True)
+                columns["text"] = [others + text for others, text in pairs]
+            yield Chunk(columns, table, task_type.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
@@ -198,10 +216,21 @@ def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
     return replace(task, options=task_type.options(), unknown_names=task_type.unknown_names)
 
 
-def _check_columns(reader: TaskType | type[TaskType], text_columns: Sequence[str], label_column: str | None) -> None:
-    named = [*text_columns, *([] if label_column is None else [label_column])]
-    if repeated := [name for name in named if named.count(name) > 1]:
-        raise AttendropError(f"the column {repeated[0]!r} is given twice; text and label columns must differ.")
+def others_of(table: Table, columns: Sequence[str]) -> list[str]:
+    """Return what columns say of each row, in front of its text: ``channel: mail | priority: 2 | ``; no blanks."""
+    rows = [zip(columns, map(written, values), strict=True) for values in table.values(columns)]
+    return ["".join(f"{name}: {value} | " for name, value in row if value) for row in rows]
+
+
+def _check_columns(
+    reader: TaskType | type[TaskType], text_columns: Sequence[str], label_column: str | None, others: Sequence[str]
+) -> None:
+    labels = set() if label_column is None else {label_column, *map(str.strip, label_column.split(","))}
+    named = [*text_columns, *others, *labels]
+    if repeated := [name for name in (*text_columns, *others) if named.count(name) > 1]:
+        raise AttendropError(f"the column {repeated[0]!r} is given twice; text, label and other columns must differ.")
+    if others and reader.label_type not in ("class", "labels", "number"):
+        raise AttendropError(f"with-columns is for classes, labels and numbers, and not for {reader.kind}; omit it.")
     least, most, given = reader.least_inputs, reader.most_inputs, len(text_columns)
     if not least <= given <= most:
         wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"

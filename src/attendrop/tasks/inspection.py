@@ -8,7 +8,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,12 +18,16 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.class_names import in_words, telling_names, why_no_names, why_no_rows
+from attendrop.tasks.entities import TAG, are_spans, as_iob2, read_spans, span_tags
 from attendrop.tasks.table import (
     ENCODINGS,
     GUESSED,
     HOW_TO_WRITE,
+    LABEL_SEPARATORS,
+    LABELS,
     MISSING,
     SEPARATORS,
+    WORDS,
     BadRows,
     BadValue,
     Table,
@@ -52,11 +56,12 @@ from attendrop.tasks.table import (
 from attendrop.wording import MOST_NAMES, counted, counts_of, names_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
-MEANING = "meaning"
+MEANING, POSITION = "meaning", "position"
 # What columns of a role are called.
 _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
-    r"topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta)",
+    r"(ner|pos)_tags|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta)",
+    WORDS: r"tokens?|words?|forms?",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
@@ -76,10 +81,6 @@ _MANY_CLASSES = 30
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
 _ITEM, _AROUND = re.compile(r"[^\s,;|\[\](){}'\"]+"), re.compile(r"(\w+\.)?(array|tensor)\(|dtype=[\w.]+")
-# Tags of entities: B-PER is read; BILUO and BMES have further prefixes, and some write them otherwise, such as PER_B.
-_READ_TAG, _OUTSIDE = re.compile(r"[BIES]-.+"), {"O", "o", "-", "_", "*"}
-_PREFIXED, _SUFFIXED = re.compile(r"([BIESLUMW])[-_:.].+", re.I), re.compile(r".+[-_:.]([BIESLUMW])", re.I)
-_TAG = re.compile(rf"O|{_PREFIXED.pattern}|{_SUFFIXED.pattern}", re.I)
 _DECISION = re.compile(r"(accept|reject|ignor|skip)(e|ed|ped)?", re.I)
 
 # Columns --------------------------------------------------------------------------------------------------------------
@@ -165,25 +166,29 @@ def _named(name: str, role: str) -> bool:
     return re.fullmatch(_NAMES[role], name, re.IGNORECASE) is not None
 
 
-def _label_columns(columns: Mapping[str, Column], text_columns: Sequence[str]) -> list[str]:
-    """Guess the column of the labels: by its name, otherwise the last with few short values, if need be a source.
+def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Sequence[str]) -> list[str]:
+    """Guess the column of the labels: by its name, or its form, otherwise the last with few short values or a source.
 
     Returns all that the same rule finds, the likeliest first.
     """
     others = [column for name, column in columns.items() if name not in text_columns]
     few = [each for each in reversed(others) if 2 <= each.distinct <= max(10, each.rows / 5) and each.words < 3]
-    named = [each for each in others if _named(each.name, LABEL) and each.rows]
-    guesses = (named, *([each for each in few if each.role == role] for role in ("", SOURCE)))
+    named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
+    formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
+    guesses = (named, formed, *([each for each in few if each.role == role] for role in ("", SOURCE)))
     return [each.name for each in next(filter(None, guesses), [])]
 
 
-def _text_columns(columns: Mapping[str, Column], label_column: str | None) -> list[tuple[str, ...]]:
-    """Guess the columns of the texts: two whose names belong together, otherwise the longest.
+def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str | None) -> list[tuple[str, ...]]:
+    """Guess the columns of the texts: lists of words, two whose names belong together, otherwise the longest.
 
     Returns all that the same rule finds, the likeliest first.
     """
     labels = set(label_columns(list(columns), label_column))
     words = {name: column.words for name, column in columns.items() if name not in labels}
+    first = {name: next(iter(_some(table, name, 1)), None) for name in words if _named(name, WORDS)}
+    if lists := [name for name, value in first.items() if isinstance((listed(value) or [{}])[0], str)]:
+        return [(name,) for name in lists]
     texts = [name for name in words if columns[name].role == TEXT]
     lower, alike = {name.lower(): name for name in texts}, Counter(name[:-1] for name in texts)
     for first in texts:
@@ -213,10 +218,18 @@ def _choice_of(table: Table, names: Sequence[str], first: str = "") -> str:
 def read_label_map(path: str | Path) -> dict[str, str]:
     """Read a file with the columns ``label`` and ``meaning``, or with two others in this order.
 
+    With the columns ``position`` and ``meaning`` it names the places of vectors of zeros and ones, from 0, which are
+    keys such as "position 0".
+
     Raises:
-        AttendropError: The file cannot be read, or a label has two meanings.
+        AttendropError: The file cannot be read, a label has two meanings, or positions are not 0, 1, 2 and so on.
     """
     table = read_table(path)
+    if {POSITION, MEANING} <= set(table.columns):
+        places = dict(zip(map(class_name, table.column(POSITION)), map(written, table.column(MEANING)), strict=True))
+        if set(places) != {str(number) for number in range(len(table))} or len(set(places.values())) < len(table):
+            raise AttendropError(f"the label map {path} has to name each position once, from 0 to {len(table) - 1}.")
+        return {f"{POSITION} {number}": places[str(number)] for number in range(len(table))}
     names = [LABEL, MEANING] if {LABEL, MEANING} <= set(table.columns) else table.columns[:2]
     if len(names) < 2:
         raise AttendropError(f"the label map {path} has one column; give it two, {LABEL} and {MEANING}.")
@@ -240,15 +253,39 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
+def _vector(value: Any) -> list[bool | None]:
+    """Return what a vector of zeros and ones, also as NumPy prints it, says of each label; None of other items."""
+    found = _parsed(value)
+    items = found if isinstance(found, list) else _ITEM.findall(_AROUND.sub("", written(value)))
+    return list(map(yes_or_no, items))
+
+
+def vector_names(table: Table, column: str, meanings: Mapping[str, str]) -> list[str]:
+    """Return the names of the places of the vectors that are labels; none if labels are no vectors, or have no names.
+
+    They are those of a label map with positions, or the parts of the column's own name, such as ``late,broken``, if
+    most values are vectors of as many zeros and ones.
+    """
+    if f"{POSITION} 0" in meanings:
+        return list(meanings.values())
+    parts = [part.strip() for part in LABEL_SEPARATORS.split(column)]
+    if len(parts) < 2 or not all(parts):
+        return []
+    vectors = list(map(_vector, _some(table, column)))
+    right = sum(len(vector) == len(parts) and None not in vector for vector in vectors)
+    return parts if vectors and right >= _MOST * len(vectors) else []
+
+
 def as_meant(
     table: Table, column: str | None, meanings: Mapping[str, str], label_type: str, bad: BadRows | None = None
 ) -> Table:
     """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
-    Several columns, see :func:`label_columns`, become an additional one with a list of the labels that a row has; a row
-    with other values than yes or no is reported to ``bad``. Labels that ``meanings`` lacks are kept. A value may hold
-    several labels if the label type is "labels". If labels are numbers, by their type or all of them with "auto" but
-    for missing ones, ``0,5`` is 0.5 in a file separated by semicolons, as spreadsheets write it.
+    Several columns, see :func:`label_columns`, become an additional one with a list of the labels that a row has, and
+    so does a vector whose places have names, see :func:`vector_names`; a row with other values is reported to ``bad``.
+    Labels that ``meanings`` lacks are kept. A value may hold several labels if the label type is "labels". If labels
+    are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
+    semicolons, as spreadsheets write it.
     """
     if column is not None and column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
 
@@ -263,6 +300,18 @@ def as_meant(
         table = table.with_column(column, marked)
     if column is None or column not in table.columns:
         return table
+    if label_type in ("auto", "labels") and (names := vector_names(table, column, meanings)):
+
+        def marked_names(value: Any) -> list[str]:
+            vector = _vector(value)
+            if len(vector) != len(names) or None in vector:
+                raise BadValue(
+                    f"{written(value)[:60]!r} is no vector of {len(names)} zeros and ones, one for each name"
+                )
+            return [name for name, is_so in zip(names, vector, strict=True) if is_so]
+
+        read = table.read([column], marked_names, bad or BadRows(), LABELS)
+        return read.with_column(column, read.column(LABELS))
 
     def meaning(value: Any, several: bool) -> Any:
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
@@ -290,7 +339,7 @@ def as_meant(
 
 def check_map(path: str | Path, meanings: Mapping[str, str], table: Table, column: str | None) -> None:
     """Raise AttendropError if a map, read from a path, has none of the labels in a column of a table."""
-    names = label_columns(table.columns, column)
+    names = [] if f"{POSITION} 0" in meanings else label_columns(table.columns, column)
     values = names if len(names) > 1 else table.column(names[0]) if names else []
     found = {written(value) for value in values if not is_missing(value)}
     found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
@@ -365,11 +414,22 @@ def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings
     lists = any(listed(table.column(name)[0]) is not None for name in text_columns)
     if isinstance(first, dict) or len(text_columns) > 2 or lists:
         return "auto"
+    if holds_spans(table, text_columns, column):
+        return "spans"
+    if vector_names(table, column, meanings):
+        return "labels"
     if listed(first) is not None:
         return "labels"
     meant = set(map(written, as_meant(table, column, meanings, "auto").column(column)))
     forms = {number_form(text) for text in meant if not may_be_missing(text)}
     return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
+
+
+def holds_spans(table: Table, text_columns: Sequence[str], column: str | None) -> bool:
+    """Return whether labels are spans of characters of the only text, whose words they tag."""
+    if column not in table.columns or len(text_columns) != 1:
+        return False
+    return not isinstance(table.column(text_columns[0])[0], list) and are_spans(_some(table, str(column)))
 
 
 def _class_or_nothing(value: Any) -> str:
@@ -399,9 +459,10 @@ _MANY = 'the names of the labels that a row has, such as ["late", "broken"]'
 # classes, such as ``[0, 3, 'PER']``, to be learnt and scored as such.
 _OBJECTS, _VECTORS, _TAGS = "objects, spans of characters or answers in texts", "vectors of numbers", "tags of words"
 _REMEDIES = {
-    _OBJECTS: f"write the name of the class, or {_MANY}; for spans, the words of each text and a tag for each word, "
-    f"{_WORDS}; a model learns to find answers in Python: examples/question_answering.py",
-    _VECTORS: f"write one number, or {_MANY}, or a column of zeros and ones for each, with --label-column late,broken",
+    _OBJECTS: f'write the name of the class, or {_MANY}; for spans, lists such as [[0, 4, "PER"]] beside one text; a '
+    f"model learns to find answers in Python: examples/question_answering.py",
+    _VECTORS: f"write one number, or {_MANY}, or a column of zeros and ones for each, with --label-column late,broken, "
+    f"or name the places of vectors by --label-map, a file with the columns {POSITION} and {MEANING}",
     _TAGS: f"write lists of words, too, {_WORDS}, or add --label-type tags",
 }
 
@@ -454,17 +515,15 @@ def check_form(
         where = f"{table.path}, column {name!r}"
         values = [value for value in _some(table, name) if value not in ([], "[]", {}, "{}")]
         tags = {tag for value in values for tag in map(written, listed(value) or written(value).split())}
-        if of_words and columns and (unread := other_scheme(tags)):
-            raise AttendropError(
-                f"{where}: tags of entities such as {names_of(unread[:3])} are not read; write IOB2, that is B-PER for "
-                "the first word of an entity, I-PER for its other words, and O for words that are in none."
-            )
         single = all(len(written(value).split()) == 1 and listed(value) is None for value in values)
-        if not any(lists) and single and "O" in tags and len(tags) > 1 and all(map(_TAG.fullmatch, tags)):
+        if not any(lists) and single and "O" in tags and len(tags) > 1 and all(map(TAG.fullmatch, tags)):
             raise AttendropError(
                 f"{table.path} has a word in each row, and its tag in {name!r}; write a sentence in each row, "
-                f"{_WORDS}, or a .conll file: a word and its tag on each line, and an empty line after each sentence."
+                f"{_WORDS}, or a .conll file: a word and its tag on each line, and an empty line after each sentence; "
+                "or number the sentences in a column 'sentence' beside the column 'word'."
             )
+        if label_type == "auto" and holds_spans(table, text_columns, name):
+            continue
         forms = list(map(_form, values))
         for form in (_OBJECTS,) if of_words else _REMEDIES:
             if forms and forms.count(form) >= _MOST * len(forms):
@@ -472,17 +531,6 @@ def check_form(
                 shown = example if len(example) <= 60 else f"{example[:60]}..."
                 other = "; if the labels are in another column, name it with --label-column" if guessed else ""
                 raise AttendropError(f"{where}: the labels are {form}, such as {shown}; {_REMEDIES[form]}{other}.")
-
-
-def other_scheme(tags: Collection[str]) -> list[str]:
-    """Return tags of entities that are in none of IOB1, IOB2 and IOBES; empty for these, and for all other tags."""
-    outside, others = sorted(set(tags) & _OUTSIDE), sorted(set(tags) - _OUTSIDE)
-    unread = [tag for tag in others if not _READ_TAG.fullmatch(tag)] or [tag for tag in outside if tag != "O"]
-    for form in (_PREFIXED, _SUFFIXED):
-        found = [form.fullmatch(tag) for tag in others]
-        if outside and all(found) and {each[1].upper() for each in found if each} & set("BISUW"):
-            return unread
-    return []
 
 
 def _some(table: Table, name: str, most: int = _MOST_VALUES) -> list[Any]:
@@ -513,7 +561,7 @@ def _form(value: Any) -> str:
     if len(items) > 1 and (marks or ("decimal" in forms and forms <= {"decimal", "whole"})):
         return _VECTORS
     tags = listed(value) or written(value).split()
-    if len(tags) > 1 and "O" in tags and all(_TAG.fullmatch(written(tag)) for tag in tags):
+    if len(tags) > 1 and "O" in tags and all(TAG.fullmatch(written(tag)) for tag in tags):
         return _TAGS
     holds = isinstance(found, list) and any(isinstance(_parsed(item), dict | list | tuple) for item in found)
     return _OBJECTS if holds or isinstance(found, dict | tuple | set) else ""
@@ -554,7 +602,10 @@ class Inspection:
 
     @cached_property
     def tags(self) -> dict[str, int]:
-        """Words with each tag, the most frequent first; none if the labels are no tags of words."""
+        """Words with each tag, or spans of each type, the most frequent first; none if the labels are neither."""
+        if self.label_type == "spans":
+            good = self.table.read([str(self.label_column)], read_spans, BadRows(skip=True), LABELS)
+            return dict(Counter(kind for spans in good.column(LABELS) for _, _, kind in spans).most_common())
         lists = len(self.text_columns) == 1 and listed(self.table.column(self.text_columns[0])[0]) is not None
         if self.label_column is None or not (self.label_type == "tags" or (self.label_type == "auto" and lists)):
             return {}
@@ -609,7 +660,13 @@ class Inspection:
             missing = sum(map(is_missing, values))
             if empty := sum(not is_missing(value) and "" in label_names(value) for value in values):
                 said["empty_label"] = f"{counted(empty, 'row')} with an empty label among others."
-        if label_column is not None and missing:
+        if self.label_type == "spans":
+            bad, columns = BadRows(skip=True), [self.text_columns[0], str(label_column)]
+            table.read(columns, lambda text, value: span_tags(str(text), read_spans(value)), bad)
+            if wrong := bad.skipped:
+                what = f"{counted(len(wrong), 'row')} with spans that cannot be read ({skipped_places(wrong)})"
+                said["spans"] = f"{what}: {wrong[0].reason}."
+        elif label_column is not None and missing:
             said["without_label"] = f"{counted(missing, 'row')} without a label."
         if groups := "; ".join(counts_of({label: self.labels[label] for label in group}) for group in self.variants):
             said["variants"] = f"Labels that may be the same: {groups}; --label-map merges them."
@@ -672,9 +729,9 @@ def inspect_files(
     labels_of = [] if label_column is None else [label_column]
     guessed = label_column is None and (label_type in GUESSED or not texts)
     if guessed:
-        labels_of = _label_columns(columns, texts)
+        labels_of = _label_columns(table, columns, texts)
         label_column = next(iter(labels_of), None)
-    texts_of = [texts] if texts else _text_columns(columns, label_column)
+    texts_of = [texts] if texts else _text_columns(table, columns, label_column)
     texts = next(iter(texts_of), ())
     for each in (table, *evaluated):
         for name in (*texts, *label_columns(each.columns, label_column)):
@@ -688,6 +745,9 @@ def inspect_files(
     meant = kind if kind == "labels" else label_type  # a run does not know the guess
     table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
     check_form(table, texts, labels_of[:1], label_type, guessed=guessed)
+    with warnings.catch_warnings(record=True) as converted:
+        warnings.simplefilter("always")
+        table, *evaluated = as_iob2([table, *evaluated], texts, label_column, label_type)
     labels = _label_counts(table, label_column, kind)
     is_guess = label_column is not None and label_type == "auto" and kind in ("class", "number")
     unclear = ""
@@ -712,7 +772,7 @@ def inspect_files(
         label_type=kind,
         labels=labels,
         written_as=written_as,
-        notes=tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *doubted))),
+        notes=tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *converted, *doubted))),
         unclear=unclear,
         bad=bad,
     )

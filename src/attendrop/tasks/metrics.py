@@ -18,7 +18,7 @@ import pyarrow.parquet
 from datasets import Dataset
 
 from attendrop.errors import AttendropError, check_known
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import OTHERS, Task, with_others
 from attendrop.tasks.splits import GROUP, given_groups, groups_of, merged, numbered
 from attendrop.tasks.types.base import Array, TaskType, row_array
 
@@ -212,6 +212,8 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     fewer than two independent blocks.
     """
     task_type, metric = task.type, task.type.metrics[task.metric]
+    if OTHERS in rows.column_names:  # the same rows with and without other columns in their text are paired
+        rows = with_others(rows, joined=False).remove_columns(OTHERS)
     outputs, count = task_type.checked(outputs), len(references)
     neighbours = count != len(rows) or (task_type.in_sequence and GROUP not in rows.column_names)
     if neighbours:

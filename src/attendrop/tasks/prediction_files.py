@@ -108,14 +108,14 @@ class PredictionWriter:
         if (source := GLUE.get(self.task.name)) is not None:
             added = [{"prediction": submitted(source, label)} for label in task_type.decode(outputs)]
         else:
-            added = task_type.prediction_rows(outputs, probabilities=self.probabilities)
+            added = task_type.prediction_rows(outputs, columns, probabilities=self.probabilities)
             added = with_acceptance(added, outputs, self.accept)
         added = [row | {SKIPPED: None} for row in added] if self._gives_reasons else added
         kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
         as_input = (table is not None and self.keep_columns) or self.format == "conll"
         if as_input:
             if table is not None and self.keep_columns:
-                names, rows = table.columns, table.values(table.columns)
+                names, rows = table.own_columns, table.values(table.own_columns)
             else:
                 names = list(task_type.inputs_in(columns))
                 rows = list(zip(*(columns[name][:] for name in names), strict=True))
@@ -129,7 +129,7 @@ class PredictionWriter:
                     f"The input has a column {taken[0]!r}, a name that the predictions use; rename it."
                 )
             found.append(row | new)
-        self._fields = table.columns if table is not None and table.delimiter else []
+        self._fields = table.own_columns if table is not None and table.delimiter else []
         if empty := self._left_out(found[0], numbers[-1]):
             found = [row for _, row in sorted([*empty, *zip(numbers, found, strict=True)], key=itemgetter(0))]
         self._write(found)

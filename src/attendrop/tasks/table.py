@@ -21,8 +21,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
-from functools import lru_cache, partial
-from itertools import chain, islice, zip_longest
+from functools import cached_property, lru_cache, partial
+from itertools import chain, groupby, islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,14 @@ _CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 _CONLLU_WIDTH = 10
 # What a comment of a column file begins with; in CoNLL-U no word begins so.
 _COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
+# Labels in the lines of fastText.
+_FASTTEXT = re.compile(r"(?<!\S)__label__(\S+)\s*")
+# Names of the columns of files with a word in each row, and numbers of sentences, such as "Sentence: 1".
+_SENTENCE = re.compile(r"sent(ence)?s?([ _-]*(#|id|idx|index|no|nr|num|number))?", re.IGNORECASE)
+_TOKEN, _NUMBER = re.compile(r"(token|word|form)s?", re.IGNORECASE), re.compile(r"(\w+:? )?\S*\d\S*")
+# Data sets of the hub, and sheets of workbooks, in names of data.
+HUB, _SHEET = "hub:", re.compile(r"(.+\.xlsx):([^/\\:]+)", re.IGNORECASE)
+_MOST_NESTED = 100  # entries of objects that become columns
 # Number in the file, line and values of a row.
 _Row = tuple[int, int, list[Any]]
 # A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it.
@@ -81,11 +90,28 @@ Sentence = tuple[int, list[list[str]], list[str]]
 def files_of(name: str | Path) -> tuple[Path, ...]:
     """Return the files that the name of custom data stands for: one, or parallel text files with commas between them.
 
-    ``train.tr,train.en`` is two files, with a text and its translation in the same lines.
+    ``train.tr,train.en`` is two files, with a text and its translation in the same lines; ``book.xlsx:Sheet`` is a
+    sheet of a file; ``hub:NAME``, a data set of the hub, is none that exists.
     """
-    if "," not in str(name) or Path(name).exists():
+    if sheet := sheet_of(name):
+        return (Path(str(name).removesuffix(f":{sheet}")),)
+    if "," not in str(name) or str(name).startswith(HUB) or Path(name).exists():
         return (Path(name),)
     return tuple(Path(part.strip()) for part in str(name).split(","))
+
+
+def sheet_of(name: str | Path) -> str:
+    """Return the sheet in a name such as ``book.xlsx:Sheet``; empty if it names none."""
+    found = _SHEET.fullmatch(str(name))
+    return found[2] if found and not Path(name).exists() else ""
+
+
+def with_files(name: str, rename: Callable[[Path], str]) -> str:
+    """Return the name of custom data with other names of its files."""
+    if name.startswith(HUB):
+        return name
+    sheet = sheet_of(name)
+    return ",".join(map(rename, files_of(name))) + (f":{sheet}" if sheet else "")
 
 
 def extension_of(path: str | Path) -> str:
@@ -113,8 +139,8 @@ def default_label_type(name: str | None) -> str:
 # Values ---------------------------------------------------------------------------------------------------------------
 
 # What labels may be, and those of tables with columns of texts and a column of labels, whose columns are guessed.
-LABEL_TYPES = ("auto", "choice", "class", "labels", "number", "tags", "text")
-GUESSED = ("auto", "class", "labels", "number")
+LABEL_TYPES = ("auto", "choice", "class", "labels", "number", "spans", "tags", "text")
+GUESSED = ("auto", "class", "labels", "number", "spans")
 # Longer ones cannot be read as integers or floating-point numbers.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}(\.0*)?")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -344,9 +370,21 @@ class Table:
         return len(self.frame)
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
+    def own_columns(self) -> list[str]:
+        """The names of the columns of the file."""
         return [name for name in self.frame.columns if isinstance(name, str)]
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The names of the columns; in place of one with objects those of their entries, such as ``meta.channel``."""
+        names = list[str]()
+        for name in self.own_columns:
+            values = [] if self.delimiter else [value for value in self.column(name) if not is_missing(value)]
+            objects = [value for value in values if isinstance(value, dict)]
+            entries = list(dict.fromkeys(chain(*(_entries(name, value) for value in objects))))
+            entries = entries if len(entries) <= _MOST_NESTED else []
+            names += entries if entries and len(objects) == len(values) else [name, *entries]
+        return names
 
     @property
     def places(self) -> list[str]:
@@ -355,10 +393,16 @@ class Table:
 
     def column(self, name: str | int) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
-        if name not in self.frame.columns:  # naming columns takes longer than finding one
+        if name not in self.frame.columns and name not in self.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
             check_known(str(name), self.columns, f"{self.path} has no column {name!r}", listed)
-        return self._cells[name] if name in self._cells else self._cells.setdefault(name, self.frame[name].tolist())
+        if name in self._cells:
+            return self._cells[name]
+        if name in self.frame.columns:
+            return self._cells.setdefault(name, self.frame[name].tolist())
+        own = next(each for each in self.own_columns if str(name).startswith(f"{each}."))
+        found = [_entries(own, value).get(str(name)) for value in self.column(own)]
+        return self._cells.setdefault(name, found)
 
     def values(self, names: Sequence[str | int]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
@@ -391,12 +435,22 @@ class Table:
                 good.append(True)
             except BadValue as problem:
                 good.append(False)
-                line, content = self.frame[LINE].iloc[row], {name: self.frame[name].iloc[row] for name in self.columns}
+                line, content = (
+                    self.frame[LINE].iloc[row],
+                    {name: self.frame[name].iloc[row] for name in self.own_columns},
+                )
                 column = problem.column if len(columns) > 1 else 0
                 where = "" if column is None else f"column {columns[column]!r}: "
                 bad.add(self.path, f"{self.unit} {line}", int(self.frame.index[row]), f"{where}{problem}", content)
         table = self if all(good) else replace(self, frame=self.frame[good])
         return table if into is None else table.with_column(into, found)
+
+
+def _entries(name: str, value: Any) -> dict[str, Any]:
+    """Return the entries of an object, and of those in it, by names such as ``meta.channel``; another value alone."""
+    if not isinstance(value, dict) or not value:
+        return {name: value}
+    return {key: entry for inner, each in value.items() for key, entry in _entries(f"{name}.{inner}", each).items()}
 
 
 def _has_nul(value: Any) -> bool:
@@ -471,14 +525,16 @@ def read_chunks(
 ) -> Iterator[Table]:
     """Read a file in chunks, by its extension: a table, sentences, lines of text, or two parallel texts.
 
-    Tables are .csv, .tsv, .xlsx (the first sheet with rows), .jsonl, .json (an array of objects, or JSON lines) and
-    .parquet files. Text may be packed by gzip, with ``.gz`` after the extension, in one of :data:`ENCODINGS`. CSV and
-    TSV files have a header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that
-    divides the header, or what a line ``sep=;`` before it says. No string is read as a missing value. The columns of
-    JSON lines are those of the rows read so far. A row of plain text (.txt) is a line, the column ``text``, and of two
-    parallel texts a line of both, ``source`` and ``target``. A row of a column file is a sentence, whose values are
-    lists with an entry for each word: ``tokens``, ``column_2`` and so on, and last ``tags`` (.conll); or ``tokens``,
-    ``lemma``, ``upos``, ``xpos``, ``feats`` and ``deprel`` (.conllu).
+    Tables are .csv, .tsv, .xlsx (the first sheet with rows, or ``book.xlsx:Sheet``), .jsonl, .json (JSON lines, or an
+    array of objects, also as the only entry of an object) and .parquet files, and data sets of the hub, ``hub:NAME``.
+    Text may be packed by gzip, with ``.gz`` after the extension, in one of :data:`ENCODINGS`. CSV and TSV files have a
+    header, quoting as in RFC 4180, and may have quoted line breaks; the separator is the one that divides the header,
+    or what a line ``sep=;`` before it says. No string is read as a missing value. The columns of JSON lines are those
+    of the rows read so far. Where a table has a word in each row, and a column with numbers of sentences, a row becomes
+    a sentence. A row of plain text (.txt) is a line, the column ``text``, with ``label`` where lines begin as for
+    fastText, ``__label__x``; and of two parallel texts a line of both, ``source`` and ``target``. A row of a column
+    file is a sentence, whose values are lists with an entry for each word: ``tokens``, ``column_2`` and so on, and last
+    ``tags`` (.conll); or ``tokens``, ``lemma``, ``upos``, ``xpos``, ``feats`` and ``deprel`` (.conllu).
 
     Args:
         path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
@@ -497,10 +553,13 @@ def read_chunks(
             raise AttendropError(f"there is no file {missing[0]}.")
         yield from _read_lines(files, (SOURCE, TARGET), size)
         return
-    name, suffix = str(path), f".{format}" if format is not None else extension_of(path)
-    path, bad = Path(path), bad or BadRows()
-    if name != STDIN and not path.is_file() and (suffix in _READERS or not path.suffix or path.is_dir()):
-        raise AttendropError(f"{path} is not a file." if path.exists() else f"there is no file {path}.")
+    if str(path).startswith(HUB):
+        yield from _read_hub(str(path), size)
+        return
+    name, suffix = str(path), f".{format}" if format is not None else extension_of(files[0])
+    path, bad, file = Path(path), bad or BadRows(), files[0]
+    if name != STDIN and not file.is_file() and (suffix in _READERS or not file.suffix or file.is_dir()):
+        raise AttendropError(f"{file} is not a file." if file.exists() else f"there is no file {file}.")
     if suffix not in _READERS:
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; save it as one of {', '.join(_READERS)}.")
     if suffix in (".parquet", ".xlsx") and (name == STDIN or name.lower().endswith(".gz")):
@@ -594,11 +653,6 @@ def text_lines(path: Path, longest: int = LONGEST) -> Iterator[Iterator[str]]:
                 if (line := next(lines, None)) is None:
                     raise AttendropError(f"{path} is empty.")
                 first.append(line)
-            if marker := re.search(r"(?<!\S)__label__\S+", first[-1]):
-                raise AttendropError(
-                    f"{path} is a fastText file, with labels such as {marker[0]!r} in its texts; write a table with "
-                    "the columns text and label, as .csv or .jsonl."
-                )
             yield chain(first, lines)
         except UnicodeDecodeError as error:
             raise AttendropError(f"{path} is broken {ENCODINGS[encoding]} ({error.reason}).") from None
@@ -633,12 +687,16 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
     csv.field_size_limit(LONGEST)  # for all readers of the process; the default of 131,072 is too low for documents
     with text_lines(path) as lines:
         first = list(islice(lines, _SNIFFED))
+        if marker := _FASTTEXT.search(next(filter(str.strip, first))):
+            raise AttendropError(
+                f"{path} is a fastText file, with labels such as {marker[0].strip()!r} in its texts; name it .txt."
+            )
         if said := _SEPARATOR_LINE.fullmatch(first[0]):
             first[0] = "\n"  # no header, but a line to count
         delimiter = said[1] if said else delimiter_of(first, usual)
         records = _records(path, chain(first, lines), delimiter)
         header = _own_names(path, next(records, (0, []))[1])
-        rows = _fitting(path, header, records, bad, "a field that contains the separator must be quoted")
+        rows = _rows_of(path, header, records, bad, "a field that contains the separator must be quoted")
         for table in _tables(path, header, rows, size, delimiter=delimiter):
             if joined := _joined_rows(table):
                 more = f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else ""
@@ -701,13 +759,53 @@ def _fitting(
             bad.add(path, f"line {line}", index, problem, record)
 
 
+def _rows_of(
+    path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
+) -> Iterator[_Row]:
+    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences."""
+    records = iter(records)
+    first = next(records, (0, list[str]()))
+    records = chain([first] if first[1] else [], records)
+    places = [[at for at, name in enumerate(header) if form.fullmatch(name)] for form in (_SENTENCE, _TOKEN)]
+    if len(first[1]) != len(header) or any(len(each) != 1 for each in places):
+        yield from _fitting(path, header, records, bad, hint)
+        return
+    (at,), (word,) = places
+    if not _NUMBER.fullmatch(first[1][at].strip()) or len(first[1][word].split()) != 1:
+        yield from _fitting(path, header, records, bad, hint)
+        return
+    said = f"{path} has a word in each row: they are read as sentences, by the column {header[at]!r}."
+    warnings.warn(said, stacklevel=2)
+
+    last, known = "", set[str]()
+    # Some write the number once for a sentence.
+    numbered = ((last := "".join(record[at : at + 1]).strip() or last, line, record) for line, record in records)
+    numbered = (each for each in numbered if any(each[2]))
+    for index, (number, group) in enumerate(groupby(numbered, key=itemgetter(0))):
+        words = list(group)
+        _, line, record = next((each for each in words if len(each[2]) != len(header)), words[0])
+        problem = f"{counted(len(record), 'field')} where the header has {len(header)}; {hint}"
+        if number in known:
+            problem = (
+                f"words of sentence {number!r} are also before other sentences; sort them, or number each sentence"
+            )
+        if number in known or len(record) != len(header):
+            bad.add(path, f"line {line}", index, problem, record)
+        else:
+            columns: list[Any] = [list(values) for values in zip(*(values for *_, values in words), strict=True)]
+            columns[at] = number
+            yield index, line, columns
+        known.add(number)
+
+
 def _joined_rows(table: Table) -> list[str]:
     """Return the lines of rows with a field that seems to hold whole rows, between two quotes that are part of texts.
 
     A line within such a field begins or ends as other rows do, or has as many separators, without spaces after them.
     """
     separator, width, joined = table.delimiter, len(table.columns), list[str]()
-    broken = sorted({n for name in table.columns for n, v in enumerate(table.column(name)) if "\n" in v or "\r" in v})
+    texts = ((n, v) for name in table.columns for n, v in enumerate(table.column(name)) if isinstance(v, str))
+    broken = sorted({n for n, text in texts if "\n" in text or "\r" in text})
     names = (table.columns[0], table.columns[-1]) if broken else ()
     usual = [{v for v, count in Counter(table.column(name)).items() if v and count > 1} for name in names]
     for line, *row in table.frame.iloc[broken].itertuples(index=False, name=None):
@@ -723,21 +821,27 @@ def _joined_rows(table: Table) -> list[str]:
 
 
 def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
-    """Read the first visible sheet that has rows; values become text, as in CSV."""
+    """Read the sheet that is named, or the first visible one that has rows; values become text, as in CSV."""
     import pandas as pd
+
+    wanted, (file,) = sheet_of(path), files_of(path)
 
     try:
         from openpyxl.utils.escape import unescape  # Excel writes a carriage return as _x000D_
 
-        with warnings.catch_warnings(action="ignore"), pd.ExcelFile(path, "openpyxl") as book:  # of what writing loses
+        with warnings.catch_warnings(action="ignore"), pd.ExcelFile(file, "openpyxl") as book:  # of what writing loses
+            known = [sheet.title for sheet in book.book.worksheets]
             titles = [sheet.title for sheet in book.book.worksheets if sheet.sheet_state == "visible"]
-            sheets = book.parse(titles, header=None, dtype=object, na_filter=False)
+            titles = [title for title in known if title == wanted] if wanted else titles
+            sheets = book.parse(titles or known[:1], header=None, dtype=object, na_filter=False)
     except ImportError:
         raise AttendropError(
-            f"{path}: Excel workbooks need openpyxl; run `pip install 'attendrop[excel]'`, or save the sheet as CSV."
+            f"{file}: Excel workbooks need openpyxl; run `pip install 'attendrop[excel]'`, or save the sheet as CSV."
         ) from None
     except Exception as error:  # of any class: openpyxl hardly checks what it parses
-        raise AttendropError(f"{path} is not a readable Excel workbook ({error}); save it anew, or as CSV.") from None
+        raise AttendropError(f"{file} is not a readable Excel workbook ({error}); save it anew, or as CSV.") from None
+    if wanted and not titles:
+        raise AttendropError(f"{file} has no sheet {wanted!r}; its sheets are {names_of(known)}.")
     for title, sheet in sheets.items():
         rows = ([unescape(_cell(value)) for value in row] for row in sheet.itertuples(index=False))
         lines = [(number, row) for number, row in enumerate(rows, start=1) if any(row)]
@@ -745,8 +849,8 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             continue
         if len(sheets) > 1:
             warnings.warn(
-                f"{path}: of its sheets {', '.join(titles)}, {title!r} is read; to read another, move it to the front, "
-                "or save it as CSV.",
+                f"{path}: of its sheets {', '.join(titles)}, {title!r} is read; to read another, name it, as in "
+                f"'{path}:{next(each for each in titles if each != title)}'.",
                 stacklevel=2,
             )
         (_, header), *records = lines
@@ -755,7 +859,7 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         fields = [(line, row if any(row[width:]) else row[:width]) for line, row in records]
         header = _own_names(path, header[:width])
         hint = "the first row with values must name every column"
-        yield from _tables(path, header, _fitting(path, header, fields, bad, hint), size)
+        yield from _tables(path, header, _rows_of(path, header, fields, bad, hint), size)
         return
 
 
@@ -802,12 +906,19 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         start = [next(lines)]
         while not start[-1].strip():  # a line that is not blank follows
             start.append(next(lines))
-        lines, unit = chain(start, lines), "line"
-        if may_be_array and start[-1].lstrip().startswith("["):
+        first, more = start[-1].strip(), list(islice(lines, 1))
+        lines, unit = chain(start, more, lines), "line"
+        if may_be_array and (not more or first.startswith("[") or not first.endswith("}")):
+            text, found = "".join(lines), None
             try:
-                lines, unit = map(json.dumps, json.loads("".join(lines), object_pairs_hook=_without_duplicates)), "row"
+                found = json.loads(text, object_pairs_hook=_without_duplicates)
             except (ValueError, RecursionError) as error:
-                raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
+                if first.startswith("["):
+                    raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
+            if isinstance(found, dict) and len(found) == 1:
+                (found,) = found.values()
+            is_array = isinstance(found, list)
+            lines, unit = (map(json.dumps, found), "row") if is_array else (io.StringIO(text), "line")
         columns, rows = list[str](), objects(lines)
         while chunk := list(islice(rows, size)):
             columns = list(dict.fromkeys(chain(columns, *(row for _, _, row in chunk))))
@@ -815,19 +926,58 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
             yield from _tables(path, columns, found, None, unit)
 
 
+def _plain(value: Any) -> Any:
+    """Return a typed value as JSON has it: dates and times are text, as in CSV."""
+    if isinstance(value, Decimal):
+        return float(value)
+    return _cell(value) if isinstance(value, date | time) else value
+
+
+def _read_hub(name: str, size: int | None) -> Iterator[Table]:
+    """Read a split of a data set of the hub, or in a local folder, as ``datasets.load_dataset`` names it.
+
+    Names are ``hub:NAME``, ``hub:NAME:SPLIT`` and ``hub:NAME:CONFIG:SPLIT``; the split is by default ``train``.
+    Numbers of classes, also in lists, become their names. Images and sounds are left out.
+    """
+    import datasets
+
+    place, *given = name.removeprefix(HUB).split(":")
+    if len(given) > 2:
+        raise AttendropError(f"{name} is not of the form {HUB}NAME, {HUB}NAME:SPLIT or {HUB}NAME:CONFIG:SPLIT.")
+    try:
+        rows = datasets.load_dataset(place, *given[:-1], split=given[-1] if given else "train")
+    except Exception as error:  # of any class: what is wrong with the name, the network or the files
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise AttendropError(f"{name} cannot be loaded ({reason}); save it as .parquet, or correct the name.") from None
+
+    features = rows.features
+    kept = [key for key, each in features.items() if not hasattr(each, "decode_example") or hasattr(each, "int2str")]
+    names = {key: getattr(getattr(features[key], "feature", features[key]), "names", None) for key in kept}
+    first = 0
+    for batch in rows.select_columns(kept).iter(size or max(len(rows), 1)):
+        columns = [list(map(_plain, batch[key])) for key in kept]
+        for column, classes in zip(columns, names.values(), strict=True):
+            if classes is not None:  # -1: there is none
+                every = [*classes, None]
+                column[:] = [
+                    [every[number] for number in value]
+                    if isinstance(value, list)
+                    else every[-1 if value is None else value]
+                    for value in column
+                ]
+        found = ((row, row + 1, list(each)) for row, each in enumerate(zip(*columns, strict=True), start=first))
+        first += len(columns[0])
+        yield from _tables(Path(name), kept, found, None, "row")
+
+
 def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     import pyarrow.parquet
-
-    def plain(value: Any) -> Any:  # dates and times are text, as in CSV
-        if isinstance(value, Decimal):
-            return float(value)
-        return _cell(value) if isinstance(value, date | time) else value
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns, first = _own_names(path, file.schema_arrow.names), 0
             for batch in [file.read()] if size is None else file.iter_batches(size):
-                values = zip(*(map(plain, column.to_pylist()) for column in batch.columns), strict=True)
+                values = zip(*(map(_plain, column.to_pylist()) for column in batch.columns), strict=True)
                 rows = ((row, row + 1, list(each)) for row, each in enumerate(values, start=first))
                 yield from _tables(path, columns, rows, None, "row")
                 first += batch.num_rows
@@ -853,6 +1003,24 @@ def _read_lines(files: Sequence[Path], columns: Sequence[str], size: int | None)
     with ExitStack() as stack:
         lines = [stack.enter_context(text_lines(file)) for file in files]
         yield from _tables(Path(", ".join(map(str, files))), columns, rows(), size)
+
+
+def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a text file; where the first line has labels as for fastText, each line has some, one or several."""
+    with text_lines(path) as lines:
+        first = list(islice(lines, 1))
+        lines = chain(first, lines)
+        if _FASTTEXT.match(first[0]) is None:
+            yield from _read_lines([path], ["text"], size)
+            return
+
+        pairs = ([_FASTTEXT.sub("", line).strip(), _FASTTEXT.findall(line)] for line in lines)
+        rows = ((index, index + 1, pair) for index, pair in enumerate(pairs))
+        for table in _tables(path, ["text", "label"], rows, size):
+            labels = table.column("label")
+            if all(len(each) < 2 for each in labels):
+                labels = [next(iter(each), "") for each in labels]
+            yield table.with_column("label", labels)
 
 
 def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
@@ -927,5 +1095,5 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".parquet": _read_parquet,
     ".conll": _read_conll,
     ".conllu": _read_conllu,
-    ".txt": lambda path, size, bad: _read_lines([path], ["text"], size),
+    ".txt": _read_texts,
 }

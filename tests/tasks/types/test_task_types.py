@@ -24,7 +24,7 @@ from attendrop.tasks.types.classification import Classification, MultiLabel, Mul
 from attendrop.tasks.types.linear_models import fit_logistic_regressions
 from attendrop.tasks.types.model_classes import choice_class
 from attendrop.tasks.types.registry import TASK_TYPES, get_task_type, task_type_of_model
-from attendrop.tasks.types.token_classification import TokenClassification
+from attendrop.tasks.types.token_classification import EntitySpans, TokenClassification
 from attendrop.tasks.types.translation import Translation, WrittenText
 
 YES_NO = Classification(("no", "yes"))
@@ -32,6 +32,7 @@ EXAMPLES = {
     "classification": YES_NO,
     "multi-label-classification": MultiLabel(("art", "sport")),
     "regression": Regression(),
+    "entity-spans": EntitySpans(("O", "B-PER", "I-PER")),
     "token-classification": TokenClassification(("O", "B-PER")),
     "multiple-choice": MultipleChoice(("A", "B")),
     "translation": Translation(),
@@ -72,13 +73,17 @@ PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "classification": (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
     "multi-label-classification": ([["art"], [], ["art", "sport"]], [[1, -1], [-1, -1], [1, 1]]),
     "regression": (["1.5", "-2", "0"], [[1.5], [-2], [0]]),
+    "entity-spans": (
+        [[{"start": 0, "end": 4, "label": "PER", "text": "Anna"}], []],
+        [np.eye(3)[[1, 0]], np.eye(3)[[0]]],
+    ),
     "token-classification": ([["B-PER", "O"], ["O"]], [np.eye(2)[[1, 0]], np.eye(2)[[0]]]),
     "multiple-choice": (["B", "A", "C"], [np.eye(2)[1], np.eye(2)[0], np.eye(3)[2]]),
     "translation": (["un doi trei mare", "si un caine"], [WrittenText("un doi trei mare"), WrittenText("si un caine")]),
 }
 
 # Kinds whose outputs for a row are no fixed number of numbers.
-OBJECTS = ("token-classification", "multiple-choice", "translation")
+OBJECTS = ("entity-spans", "token-classification", "multiple-choice", "translation")
 
 
 def outputs_of(task_type: TaskType) -> np.ndarray[Any, Any]:
@@ -89,10 +94,11 @@ def outputs_of(task_type: TaskType) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("task_type", EXAMPLES.values(), ids=EXAMPLES)
 def test_labels_survive_a_perfect_model(task_type: TaskType) -> None:
     written, _ = PERFECT[task_type.kind]
-    labels = [task_type.read_label(value) for value in written]
+    texts = ["Anna left", "left"] if task_type.kind == "entity-spans" else [""] * len(written)
+    labels = [task_type.read_label(value, [text] if text else None) for text, value in zip(texts, written, strict=True)]
     outputs = outputs_of(task_type)
     assert task_type.decode(task_type.checked(outputs)) == labels
-    rows = task_type.prediction_rows(outputs, probabilities=False)
+    rows = task_type.prediction_rows(outputs, {"text": texts}, probabilities=False)
     assert [next(iter(row)) for row in rows] == [task_type.answer_column] * len(written)
     assert str(rows[0][task_type.answer_column]) in str(written[0])
     best = 0 if task_type.default_metrics[0].startswith("neg_") else 1
@@ -101,6 +107,7 @@ def test_labels_survive_a_perfect_model(task_type: TaskType) -> None:
 
 
 DIVERGED: dict[str, Any] = {
+    "entity-spans": np.array([[np.nan, 0, 0]]),
     "token-classification": np.array([[np.nan, 0]]),
     "multiple-choice": np.array([np.nan, 0.0]),
     "translation": WrittenText("a", math.nan, 1),

@@ -21,7 +21,7 @@ from attendrop.support.models import Batch, trained_tensors, transformers_model
 
 
 class ParameterOverride:
-    """Override of parameters by a function of them while their module, or the whole model, runs in training mode.
+    """Override of parameters by a function of them while the block that they belong to runs in training mode.
 
     Parameters stay registered under their names, for checkpoints, the optimizer and DDP. Gradients reach them through
     the function.
@@ -29,8 +29,8 @@ class ParameterOverride:
     Args:
         model: The model.
         names: Names of the parameters.
-        function: Maps a parameter's name and the parameter to its replacement. Activation checkpointing calls it again
-            in the backward pass: it must then return the same.
+        function: Maps parameters by name, those of a block, to their replacements. Activation checkpointing calls it
+            again in the backward pass: it must then return the same.
         throughout: Whether to override them while the whole model runs, for modules that read parameters of others
             (DeBERTa). The function must then be one that saves nothing for the backward pass, such as a sum.
     """
@@ -39,54 +39,60 @@ class ParameterOverride:
         self,
         model: nn.Module,
         names: list[str],
-        function: Callable[[str, nn.Parameter], Tensor],
+        function: Callable[[Mapping[str, nn.Parameter]], Mapping[str, Tensor]],
         *,
         throughout: bool = False,
     ) -> None:
         self._hooks = ModuleHooks()
         self._function = function
-        self._running: nn.Module | None = None  # the module that runs with parameters overridden at present
-        self._places = places = [(model.get_submodule(name.rpartition(".")[0]), name) for name in names]
+        self._overridden: dict[nn.Module, list[tuple[nn.Module, str]]] = {}  # by what runs at present
         # A pass that ended within a module, as by a KeyboardInterrupt, left parameters overridden: no hook was called.
         self._hooks.before(model, lambda *_: self._restore())
-        for module in dict.fromkeys(module for module, _ in places):
-            self._override_in(module, [place for place in places if place[0] is module])
+        # What may run again in the backward pass must be overridden then, too: no block within a block is left out.
+        lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+        blocks = {block for blocks in lists for block in blocks}
+        blocks |= {module for module in model.modules() if hasattr(module, "gradient_checkpointing")} - {model}
+        around = {part: block for block in model.modules() if block in blocks for part in block.modules()}
+        places: dict[nn.Module, dict[str, nn.Module]] = {}
+        for name in names:
+            module = model.get_submodule(name.rpartition(".")[0])
+            places.setdefault(around.get(module, module), {})[name] = module
+        for whole, own in places.items():
+            self._override_in(whole, own)
         if throughout:
-            blocks = (module for module in model.modules() if hasattr(module, "gradient_checkpointing"))
-            for module in dict.fromkeys([model, *blocks]):
-                below = {*module.modules()}
-                self._override_in(module, [place for place in places if place[0] in below])
+            every = {name: module for own in places.values() for name, module in own.items()}
+            for whole in dict.fromkeys([model, *around.values()]):
+                below = {*whole.modules()}
+                self._override_in(whole, {name: module for name, module in every.items() if module in below})
 
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
         self._hooks.close()
         self._restore()
 
-    def _restore(self) -> None:
-        if self._running is not None:
-            self._running = None
-            for module, name in self._places:
-                module.__dict__.pop(name.rpartition(".")[2], None)
+    def _restore(self, *ended: nn.Module) -> None:
+        for whole in ended or list(self._overridden):
+            for module, own in self._overridden.pop(whole, ()):
+                module.__dict__.pop(own, None)
 
-    def _override_in(self, whole: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
-        """Override the parameters at ``places``, each a module and the parameter's name, while ``whole`` runs."""
+    def _override_in(self, whole: nn.Module, places: Mapping[str, nn.Module]) -> None:
+        """Override the parameters at ``places``, by name, each of its module, while ``whole`` runs."""
 
         def enter(_: nn.Module, args: Any) -> None:
-            if self._running is None:
-                self._running = whole
-                for module, name in places:
-                    own = name.rpartition(".")[2]
-                    parameter = module._parameters[own]
-                    if module.training and parameter is not None:
-                        # Attribute lookup finds instance attributes before parameters.
-                        module.__dict__[own] = self._function(name, parameter)
-
-        def leave(_: nn.Module, args: Any, output: Any) -> None:
-            if self._running is whole:
-                self._restore()
+            found: dict[str, nn.Parameter] = {}
+            for name, module in places.items():
+                own = name.rpartition(".")[2]
+                parameter = module._parameters[own]
+                if module.training and parameter is not None and own not in module.__dict__:
+                    found[name] = parameter
+            if found:
+                self._overridden[whole] = [(places[name], name.rpartition(".")[2]) for name in found]
+                for name, tensor in self._function(found).items():
+                    # Attribute lookup finds instance attributes before parameters.
+                    places[name].__dict__[name.rpartition(".")[2]] = tensor
 
         self._hooks.before(whole, enter)
-        self._hooks.after(whole, leave, always_call=True)
+        self._hooks.after(whole, lambda *_: self._restore(whole), always_call=True)
 
 
 class WeightMixing(MethodState):
@@ -138,30 +144,48 @@ class WeightMixing(MethodState):
         self._swapped.clear()
         self._masks.clear()
 
-    def _mixed(self, name: str, weight: nn.Parameter) -> Tensor:
-        target, key = self.targets.get(name), (name, weight.device)
-        if self.by_neuron and not on_cpu(weight.device):
-            if key not in self._masks:
-                self._sample_neurons(weight)
-            kept = self._masks[key]
-            # One kernel each for the pass and its gradient.
-            return kept * weight if target is None else torch.lerp(target.to(weight), weight, kept)
-        if key not in self._masks:
-            # Another network may run before this step's pass; it uses the masks of its own step.
-            place, shape = f"{self.method.name}/{name}", self._mask_shape(name)
-            self._masks[key] = sample_parameter_mask(self.p, *self._seed_and_step, place, shape, weight.device)
-        return _Mix.apply(weight, self._masks[key], target, self.p)  # type: ignore[no-any-return, no-untyped-call]
+    def _mixed(self, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        device = next(iter(weights.values())).device
+        if self.by_neuron and not on_cpu(device):
+            return self._mixed_in_few_kernels(weights, device)
+        found = {}
+        for name, weight in weights.items():
+            if (key := (name, device)) not in self._masks:
+                # Another network may run before this step's pass; it uses the masks of its own step.
+                place, shape = f"{self.method.name}/{name}", self._mask_shape(name)
+                self._masks[key] = sample_parameter_mask(self.p, *self._seed_and_step, place, shape, device)
+            mixed = _Mix.apply(weight, self._masks[key], self.targets.get(name), self.p)  # type: ignore[no-untyped-call]
+            found[name] = mixed
+        return found
 
-    def _sample_neurons(self, weight: Tensor) -> None:
+    def _mixed_in_few_kernels(self, weights: Mapping[str, nn.Parameter], device: torch.device) -> dict[str, Tensor]:
+        """Mix the weights of a block: those of one shape by one kernel for the pass, and one for its gradient."""
+        if any((name, device) not in self._masks for name in weights):
+            self._sample_neurons(device, next(iter(weights.values())).dtype)
+        alike: dict[Any, list[str]] = {}
+        for name, weight in weights.items():
+            kind = weight.shape, weight.dtype, self._mask_shape(name), name in self.targets
+            alike.setdefault(kind, []).append(name)
+        found: dict[str, Tensor] = {}
+        for names in alike.values():
+            together = _stacked([weights[name] for name in names])
+            kept = _stacked([self._masks[name, device] for name in names]).to(together.dtype)
+            if names[0] in self.targets:
+                mixed = torch.lerp(_stacked([self.targets[name] for name in names]).to(together), together, kept)
+            else:
+                mixed = kept * together
+            found |= zip(names, mixed.unbind() if len(names) > 1 else [mixed], strict=True)
+        return found
+
+    def _sample_neurons(self, device: torch.device, dtype: torch.dtype) -> None:
         """Sample which neurons of all weights are kept, and the factor of those, in a few kernels."""
         names = self.names or []
         shapes = [self._mask_shape(name) for name in names]
         keys = [f"{self.method.name}/{name}" for name in names]
         mask = sample_small_masks(self.p, *self._seed_and_step, keys, [math.prod(shape) for shape in shapes])
-        kept = mask.to(weight.device, non_blocking=True).logical_not().to(weight.dtype).mul_(1 / (1 - self.p))
-        parts = torch.split(kept, [math.prod(shape) for shape in shapes])
-        for name, shape, part in zip(names, shapes, parts, strict=True):
-            self._masks[name, weight.device] = part.view(*shape)
+        kept = mask.to(device, non_blocking=True).logical_not().to(dtype).mul_(1 / (1 - self.p))
+        for name, shape, part in zip(names, shapes, torch.split(kept, [*map(math.prod, shapes)]), strict=True):
+            self._masks[name, device] = part.view(*shape)
 
     def _mask_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a weight's mask, which is broadcast over it."""
@@ -170,6 +194,10 @@ class WeightMixing(MethodState):
             return shape
         module = self.model.get_submodule(name.rpartition(".")[0])
         return (shape[0], 1) if input_dim(module) == 0 else (1, shape[1])
+
+
+def _stacked(tensors: list[Any]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(tensors)
 
 
 class _Mix(torch.autograd.Function):

@@ -14,7 +14,7 @@ from attendrop.attention.plan import AttentionCall, AttentionEdit, DropoutDraws,
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import LayerCounts, StepContext
-from attendrop.randomness.candidates import at_once, kept
+from attendrop.randomness.candidates import kept, layers_at_once
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
 
@@ -48,8 +48,8 @@ class _LayerEdit(NamedTuple):
 class RandomMaskPlan(Plan):
     """Plan that drops at random in the selected layers of a method, and reports the fraction.
 
-    The edit of each layer is made when the layer first runs, and reused when activation checkpointing runs it again. On
-    a GPU, scores to drop are chosen for many layers at once when the first of them runs.
+    The edit of each layer is made when the layer first runs, and reused when activation checkpointing runs it again.
+    Scores to drop are chosen for many small layers at once when the first of them runs.
 
     Args:
         method: The method.
@@ -114,13 +114,12 @@ class RandomMaskPlan(Plan):
         return self._make(self, call)
 
     def _choose(self, call: AttentionCall) -> None:
-        """Choose what to drop in a layer and, if they are small and on a GPU, in those like it that run after it."""
+        """Choose what to drop in a layer and, if they are small, in those like it that run after it."""
         assert self._drops is not None
-        at_a_time, layers = at_once(call.device) // max(1, math.prod(call.shape)), [call.layer]
-        if at_a_time > 1:
-            every = self.context.adapter.attention_layers
-            after = every[every.index(call.layer) + 1 :]
-            layers += [layer for layer in after if layer.kind == call.layer.kind and self.wants(layer)][: at_a_time - 1]
+        every = self.context.adapter.attention_layers
+        alike = [layer for layer in every if layer.kind == call.layer.kind and self.wants(layer)]
+        at_a_time = layers_at_once(math.prod(call.shape), len(alike), call.device)
+        layers = alike[alike.index(call.layer) :][: max(1, at_a_time)]
         stack, names = call.stacked(layers), [layer.key for layer in layers]
         found = self._drops(self, stack)
         if found is None:  # nothing can be dropped

@@ -252,7 +252,10 @@ logits = model(**inputs).logits"""
         Raises:
             BadValue: It has a name that is not among those of training, or does not fit its row.
         """
-        names = self.read_names(value)
+        return self.label_of(self.known(self.read_names(value)))
+
+    def known(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the names in a label; raise BadValue for one that is not among those of training."""
         if unknown := [name for name in names if name not in self.label_ids]:
             noun, _, several = self.label_noun
             counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
@@ -260,7 +263,7 @@ logits = model(**inputs).logits"""
             hint = hint or f"; the {several} are {names_of(self.label_names, most=_SHOWN)}"
             text = f"the {noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
             raise BadValue(text, 0)
-        return self.label_of(names)
+        return names
 
     def with_unknown(self, values: Iterable[Any]) -> Self:
         """Add names in labels that this kind does not know to ``unknown_names``; refuse it if there can be none."""
@@ -424,8 +427,13 @@ logits = model(**inputs).logits"""
         """Return the predicted labels; by default, where the logits of a row are largest."""
         return [int(np.argmax(row)) for row in outputs]
 
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """Return the columns of a file of predictions for each row, :attr:`answer_column` first."""
+    def prediction_rows(
+        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
+    ) -> list[dict[str, Any]]:
+        """Return the columns of a file of predictions for each row, :attr:`answer_column` first.
+
+        ``columns`` are those of the rows, if they are known, for answers that refer to their texts.
+        """
         return [{self.answer_column: answer} for answer in self.decode(outputs)]
 
     def named_probabilities(self, row: Array) -> dict[str, float]:

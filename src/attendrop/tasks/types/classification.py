@@ -159,7 +159,9 @@ class Classification(SequenceType):
 
         return known if self.unknown_names else collate
 
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+    def prediction_rows(
+        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
+    ) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
         rows = []
         for row in softmax(outputs, axis=1):
@@ -244,7 +246,9 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     def decode(self, outputs: Array) -> list[list[int]]:
         return list((outputs > 0).astype(int).tolist())
 
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+    def prediction_rows(
+        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
+    ) -> list[dict[str, Any]]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""
         rows = []
         for answer, row in zip(self.decode(outputs), expit(outputs), strict=True):
@@ -484,7 +488,9 @@ answer = choices[logits.argmax()]"""
             return row_array(list(raw))
         return row_array([logits[: len(row)] for logits, row in zip(raw, encoded["input_ids"][:], strict=True)])
 
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+    def prediction_rows(
+        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
+    ) -> list[dict[str, Any]]:
         """Return ``label`` and its ``probability``; on request ``probabilities``, a list of those of all choices."""
         rows = []
         for best, logits in zip(self.decode(outputs), outputs, strict=True):

@@ -9,14 +9,14 @@ from attendrop.errors import check_known
 from attendrop.tasks.table import LABEL_TYPES, listed
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
-from attendrop.tasks.types.token_classification import TokenClassification
+from attendrop.tasks.types.token_classification import SPANS, EntitySpans, TokenClassification
 from attendrop.tasks.types.translation import Translation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 TASK_TYPES: tuple[type[TaskType], ...] = (
-    MultipleChoice, Translation, TokenClassification, MultiLabel, Regression, Classification,
+    MultipleChoice, Translation, EntitySpans, TokenClassification, MultiLabel, Regression, Classification,
 )  # fmt: skip
 
 
@@ -43,6 +43,8 @@ def task_type_of_model(config: PreTrainedConfig, *, command: str | None = None) 
         named = each.class_name(config) in (config.architectures or ())
         if not each.one_vector and command not in each.refused and named:
             found = each
+    if found is TokenClassification and getattr(config, SPANS, False):
+        found = EntitySpans
     has_names = not found.generates and found is not Regression
     return found(tuple(ids[number] for number in sorted(ids)) if has_names else ())
 
@@ -51,7 +53,7 @@ def candidate_types(label_type: str, texts: Sequence[Any], label: Any = None) ->
     """Return the kinds of tasks that labels of a type may be for; those of "auto" read texts and labels alike.
 
     With "auto", texts that are lists, also as JSON in CSV files, are words, and labels that are lists are several.
-    ``label`` is the first label of a file.
+    ``label`` is the first label of a file. Spans are known before, see :func:`attendrop.tasks.inspection.holds_spans`.
 
     Raises:
         AttendropError: The label type is none of ``LABEL_TYPES``.

@@ -17,16 +17,25 @@ from sklearn.metrics import f1_score
 from tokenizers import normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.pre_tokenizers import Sequence as Sequential
-from transformers import BatchEncoding, DataCollatorForTokenClassification
+from transformers import BatchEncoding, DataCollatorForTokenClassification, PreTrainedConfig
 
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.table import BadValue, Table, listed
+from attendrop.tasks.entities import (
+    OUTSIDE,
+    are_entity_tags,
+    read_spans,
+    span_tags,
+    tagged_spans,
+    to_iob2,
+    words_of,
+)
+from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
 from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
-OUTSIDE = "O"
-_ENTITY = re.compile(r"[BIES]-.+")
 _OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
+# Entry of a model's configuration whose labels are spans.
+SPANS = "attendrop_entity_spans"
 # Position of words without a token, and tag id of words without a prediction.
 NO_TOKEN = -1
 # Logits of such words.
@@ -73,7 +82,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     @cached_property
     def _entity_types(self) -> tuple[str, ...]:
         """Types of the entities that the tags mark; none if they do not."""
-        if not _are_entity_tags(self.label_names):
+        if not are_entity_tags(self.label_names):
             return ()
         return tuple(dict.fromkeys(name[2:] for name in self.label_names if name != OUTSIDE))
 
@@ -93,7 +102,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def from_labels(cls, train: Table, column: str) -> Self:
         """Make the kind whose tags are those of the training file: "O" first, then by type and prefix."""
         rows = [read_list(value, "tag") for value in train.column(column)]
-        by_type = _are_entity_tags(chain(*rows))
+        by_type = are_entity_tags(chain(*rows))
         names = set(chain(*map(to_iob2, rows) if by_type else rows))
         ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
         return cls.of_names(ordered, train.path)
@@ -110,6 +119,12 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return super().with_unknown(map(to_iob2, tags) if self._entity_types else tags)
 
     # Tokens -----------------------------------------------------------------------------------------------------------
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        super().configure(config)
+        vars(config).pop(SPANS, None)  # of a pre-trained model whose labels were spans
+        if self.label_type == EntitySpans.label_type:
+            setattr(config, SPANS, True)
 
     def load_tokenizer(self, place: str) -> Any:
         """Load the tokenizer; a byte-level one shall read each word as after a space, as in a text."""
@@ -177,7 +192,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Return the tag ids of the largest logits; -1 for truncated words."""
         return [np.where((row == _ABSENT).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
 
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+    def prediction_rows(
+        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
+    ) -> list[dict[str, Any]]:
         """Return ``tags``, None for truncated words; on request also ``probability_TAG`` of each tag."""
         rows = []
         for tags, logits in zip(self.decode(outputs), outputs, strict=True):
@@ -253,34 +270,82 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]
-        found = {"words": sum(map(len, labels))} | super().describe_labels(rows)
+        found = {"words": sum(map(len, labels))}
+        if self.label_type == "tags":  # both tags of each type of spans are known, and one may be in no row
+            found |= super().describe_labels(rows)
         if self._entity_types:
             begun = Counter(of for row in labels for of, *_ in entities(tuple(self.all_names[tag] for tag in row)))
             found["entities"] = {name: begun[name] for name in self._entity_types}
         return found
 
 
+class EntitySpans(TokenClassification):
+    """Entities of a text, given as spans of characters with a type each, and predicted as such.
+
+    Labels are read by :func:`attendrop.tasks.entities.read_spans`, and become a tag of IOB2 for each word of the text
+    (:func:`attendrop.tasks.entities.words_of`); from there on, all is as with tags.
+    """
+
+    kind = "entity-spans"
+    label_type = "spans"
+    inputs = ("text", "tokens")  # both of one text column
+    prediction = "entities, by {} tags of words"
+    answer_column = "entities"
+    has_probabilities = False
+    example = f"""\
+import re
+words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict divides all scripts, and returns spans
+{TokenClassification.example}"""
+
+    @classmethod
+    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
+        return cls.inputs
+
+    @classmethod
+    def read_inputs(cls, *texts: Any) -> list[Any]:
+        """Read a text, and divide it into words."""
+        text = read_text(texts[0])
+        return [text, [text[start:end] for start, end in words_of(text)]]
+
+    @classmethod
+    def read_names(cls, value: Any) -> list[str]:
+        """Return the tags that words of these spans may have."""
+        return [f"{prefix}-{kind}" for _, _, kind in read_spans(value) for prefix in "BI"]
+
+    @classmethod
+    def from_labels(cls, train: Table, column: str) -> Self:
+        """Make the kind with both tags of each type: an entity of several words may be in other rows."""
+        kinds, problem = set[str](), "none has a span"
+        for (text, _), value in train.values([INPUTS, column]):
+            try:
+                span_tags(text, spans := read_spans(value))
+                kinds |= {kind for _, _, kind in spans}
+            except BadValue as bad:  # which is reported when the row's label is read
+                problem = str(bad)
+        if not kinds:
+            raise AttendropError(f"{train.path} has no row with spans that can be read: {problem}.")
+        return cls.of_names([OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BI")], train.path)
+
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
+        assert inputs is not None
+        found: list[int] = self.label_of(self.known(span_tags(inputs[0], read_spans(value))))
+        return found
+
+    def prediction_rows(
+        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
+    ) -> list[dict[str, Any]]:
+        """Return ``entities``: spans with ``start``, ``end``, ``label`` and ``text``; tags where no texts are known."""
+        rows = super().prediction_rows(outputs, columns, probabilities=False)
+        if columns is None:
+            return rows
+        tags = (tuple(tag or OUTSIDE for tag in row["tags"]) for row in rows)
+        pairs = zip(columns["text"], tags, strict=True)
+        return [{"entities": tagged_spans(text, entities(each))} for text, each in pairs]
+
+
 def _labelled(labels: Array) -> Array:
     """Return the positions of labels that are scored."""
     return np.flatnonzero(np.asarray(labels) != IGNORED)
-
-
-def _are_entity_tags(names: Iterable[str]) -> bool:
-    """Return whether tags mark entities: "O", and others such as "B-PER"."""
-    others = set(names) - {OUTSIDE}
-    return bool(others) and all(_ENTITY.fullmatch(name) for name in others)
-
-
-def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; those of IOB2 stay.
-
-    Tags with other prefixes are returned as they are.
-    """
-    before = [OUTSIDE, *tags]
-    return [
-        f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
-        for tag, last in zip(tags, before, strict=False)
-    ]
 
 
 @lru_cache(maxsize=100_000)

@@ -1,0 +1,186 @@
+"""Entities in files: spans of characters, as annotation tools write them, and schemes of tags, as tags of IOB2."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+from attendrop.tasks.table import UNSPACED, BadValue, Table, listed, written
+
+OUTSIDE = "O"
+# Words of texts with spans: letters and digits up to a space or punctuation, each sign of it, and each letter of a
+# script without spaces. Marks that join letters (U+200C and U+200D) are no punctuation.
+_SIGNS = r"!-/:-@\[-`{-~\u00a1-\u00a9\u00ab-\u00b4\u00b6-\u00b9\u00bb-\u00bf\u2010-\u2027\u2030-\u205e\u2e00-\u2e7f"
+_SIGNS += r"\u3000-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{_SIGNS}{UNSPACED}]+|\S")
+# What tools call the parts of a span that is an object.
+_START, _END, _TYPE = ("start", "start_offset"), ("end", "end_offset"), ("label", "type", "entity", "tag", "name")
+# Tags of entities: B-PER is read; BILUO, BMES and BMEWO have further prefixes, and some write them as PER_B.
+_READ_TAG, _OUTSIDE = re.compile(r"[BIES]-.+"), {OUTSIDE, "o", "-", "_", "*"}
+_PREFIXED, _SUFFIXED = re.compile(r"([BIESLUMW])[-_:.](.+)", re.I), re.compile(r"(.+)[-_:.]([BIESLUMW])", re.I)
+TAG = re.compile(rf"O|{_PREFIXED.pattern}|{_SUFFIXED.pattern}", re.I)
+_IOB2 = {"L": "I", "U": "B", "M": "I", "W": "B", "E": "I", "S": "B"}
+Span = tuple[int, int, str]
+_SHOWN = 8
+
+# Spans ----------------------------------------------------------------------------------------------------------------
+
+
+def words_of(text: str) -> list[tuple[int, int]]:
+    """Return where each word of a text begins and ends, in characters: names, numbers, and each sign of punctuation."""
+    return [found.span() for found in _WORD.finditer(text)]
+
+
+def read_spans(value: Any) -> list[Span]:
+    """Read spans as lists ``[start, end, type]``, or objects such as ``{"start": 0, "end": 4, "label": "PER"}``.
+
+    Returns:
+        First character, character after the last, and type of each, in the order of the text.
+
+    Raises:
+        BadValue: The value is no list of spans; an empty list is one.
+    """
+    found = listed(value)
+    if found is None:
+        raise BadValue(f"{written(value)[:60]!r} is no list of spans; write [] where a text has no entity")
+    spans = []
+    for item in found:
+        parts: Sequence[Any] = item if isinstance(item, list | tuple) else ()
+        if isinstance(item, dict):
+            parts = [next((item[name] for name in names if name in item), None) for names in (_START, _END, _TYPE)]
+        whole = len(parts) == 3 and all(isinstance(part, int) and not isinstance(part, bool) for part in parts[:2])
+        if not whole or not isinstance(parts[2], str) or not parts[2].strip():
+            raise BadValue(
+                f'{str(item)[:60]} is no span; write [start, end, type], or {{"start": 0, "end": 4, "label": "PER"}}'
+            )
+        spans.append((parts[0], parts[1], parts[2].strip()))
+    return sorted(spans)
+
+
+def are_spans(values: Collection[Any]) -> bool:
+    """Return whether most values are lists of spans, and one has a span: others are mistakes in such a column."""
+    filled = [value for value in values if listed(value)]
+    right = 0
+    for value in filled:
+        try:
+            right += bool(read_spans(value))
+        except BadValue:
+            continue
+    return right > 0 and 2 * right > len(filled) and 2 * len([v for v in values if listed(v) is not None]) > len(values)
+
+
+def span_tags(text: str, spans: Sequence[Span]) -> list[str]:
+    """Return a tag of IOB2 for each word of a text, see :func:`words_of`, given the spans of its entities.
+
+    Spaces at the ends of a span do not count.
+
+    Raises:
+        BadValue: A span is outside the text or empty, begins or ends within a word, or overlaps another.
+    """
+    words = words_of(text)
+    starts, ends = {start: n for n, (start, _) in enumerate(words)}, {end: n for n, (_, end) in enumerate(words)}
+    tags, trimmed = [OUTSIDE] * len(words), list[tuple[int, int]]()
+    for start, end, kind in spans:
+        shown = f"the span [{start}, {end}, {kind!r}]"
+        if not 0 <= start < end <= len(text):
+            raise BadValue(f"{shown} is outside the text of {len(text)} characters, or empty")
+        covered = text[start:end]
+        first, last = start + len(covered) - len(covered.lstrip()), end - len(covered) + len(covered.rstrip())
+        if first not in starts or last not in ends or first >= last:
+            raise BadValue(f"{shown}, {covered!r}, begins or ends within a word; move it to the word's ends")
+        trimmed.append((first, last))
+        tags[starts[first] : ends[last] + 1] = [f"B-{kind}", *[f"I-{kind}"] * (ends[last] - starts[first])]
+    for (one, other), ((_, end), (start, _)) in zip(pairwise(spans), pairwise(trimmed), strict=True):
+        if start < end:
+            raise BadValue(f"the spans {list(one)} and {list(other)} overlap, and a word has one tag; keep one of them")
+    return tags
+
+
+def tagged_spans(text: str, found: Collection[tuple[str, int, int]]) -> list[dict[str, Any]]:
+    """Return entities, given by type, first and last word, as spans with the text that they cover, in its order."""
+    words = words_of(text)
+    spans = sorted((words[first][0], words[last][1], kind) for kind, first, last in found)
+    return [{"start": start, "end": end, "label": kind, "text": text[start:end]} for start, end, kind in spans]
+
+
+# Tags -----------------------------------------------------------------------------------------------------------------
+
+
+def standard_tags(tags: Collection[str]) -> dict[str, str]:
+    """Return what tags of entities in other schemes are in IOB2, such as ``{"U-PER": "B-PER"}``; IOBES stays.
+
+    Read are BILUO, BMES and BMEWO, ``B_PER``, ``PER-B``, and other signs for words outside of entities. Empty for tags
+    in IOB1, IOB2 or IOBES, and for tags that mark no entities.
+    """
+    outside, others = set(tags) & _OUTSIDE, sorted(set(tags) - _OUTSIDE)
+    for form, prefix, kind in ((_PREFIXED, 1, 2), (_SUFFIXED, 2, 1)):
+        found = [match for tag in others if (match := form.fullmatch(tag))]
+        letters = {match[prefix].upper() for match in found}
+        if not outside or not found or len(found) < len(others) or not letters & set("BISUW"):
+            continue
+        to_iob2 = _IOB2 if letters & set("LUMW") else {}
+        standard = {m[0]: f"{to_iob2.get(m[prefix].upper(), m[prefix].upper())}-{m[kind]}" for m in found}
+        standard |= dict.fromkeys(outside, OUTSIDE)
+        return {tag: new for tag, new in standard.items() if tag != new}
+    return {}
+
+
+def are_entity_tags(names: Collection[str]) -> bool:
+    """Return whether tags mark entities: "O", and others such as "B-PER"."""
+    others = set(names) - {OUTSIDE}
+    return bool(others) and all(map(_READ_TAG.fullmatch, others))
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; those of IOB2 stay.
+
+    Tags with other prefixes are returned as they are.
+    """
+    before = [OUTSIDE, *tags]
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
+        for tag, last in zip(tags, before, strict=False)
+    ]
+
+
+def as_iob2(
+    tables: Sequence[Table],
+    text_columns: Sequence[str],
+    column: str | None,
+    label_type: str,
+    known: Collection[str] = (),
+) -> list[Table]:
+    """Return tables with their tags of words in IOB2, or IOBES; warn of what is read as something else.
+
+    Tables whose labels are no tags are returned as they are. ``known`` are the tags of a model, which show that those
+    of few rows mark entities.
+    """
+    first = next(iter(tables[0].values(text_columns)), ())
+    of_words = label_type == "tags" or (label_type == "auto" and any(listed(text) is not None for text in first))
+    if column is None or not of_words or not all(column in table.columns for table in tables):
+        return list(tables)
+    written_tags = [
+        [[written(tag) for tag in listed(value) or written(value).split()] for value in table.column(column)]
+        for table in tables
+    ]
+    names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
+    standard = standard_tags(names)
+    are_entities = are_entity_tags([standard.get(name, name) for name in names])
+    for table, rows in zip(tables, written_tags, strict=True):
+        where = f"{table.path}, column {column!r}"
+        told = [f"{tag!r} as {standard[tag]!r}" for tag in sorted(standard.keys() & {*chain(*rows)})]
+        if told:
+            more = ", ..." if len(told) > _SHOWN else ""
+            said = f"tags in another scheme are read in IOB2, {', '.join(told[:_SHOWN])}{more}."
+            warnings.warn(f"{where}: {said}", stacklevel=2)
+        read = [[standard.get(tag, tag) for tag in row] for row in rows]
+        begun = [to_iob2(row) for row in read] if are_entities else read
+        if begun != read:
+            warnings.warn(f"{where}: tags in IOB1 are read in IOB2, in which entities begin with B-.", stacklevel=2)
+        kept = zip(table.column(column), rows, begun, strict=True)  # what cannot be read is reported later
+        changed = [value if row == new else new for value, row, new in kept]
+        found.append(table if begun == rows else table.with_column(column, changed))
+    return found
