@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import openpyxl
 import pytest
 from helpers.command_line import Captured
@@ -22,8 +23,12 @@ from attendrop.tasks.table import BadRows, files_of, read_chunks, read_table
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
-        Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text, encoding="utf-8")
+    Path("set").mkdir()
+    classes = datasets.ClassLabel(names=["broken", "late"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": classes, "all": datasets.List(classes)})
+    columns = {"text": [text for text, _ in ROWS], "label": [1, 0], "all": [[1, 0], [-1]]}
+    datasets.Dataset.from_dict(columns, features=features).to_parquet("set/train.parquet")
     book = openpyxl.Workbook()
     assert book.active is not None
     book.active.append(["Read this first, please"])
@@ -47,7 +52,6 @@ FILES = {
     "object.json": json.dumps({"data": RECORDS}, indent=1),
     "line.json": json.dumps({"data": RECORDS}),
     "nested.jsonl": "\n".join(map(json.dumps, NESTED)),
-    "set/train.csv": "text,label\nit came late,late\nit came broken,broken\n",
     "header.csv": 'text,"late,broken"\nit came late,"[1, 0]"\nit came late and broken,1 1\nit came,[0. 0.]\n',
     "mapped.csv": 'text,flags\nit came late,"[1, 0]"\nit came late and broken,"[1, 1]"\nit came,"[0, 0]"\n',
     "names.csv": "position,meaning\n1,broken\n0,late\n",
@@ -123,6 +127,10 @@ NO_DATA = {
 def test_a_name_without_data_is_refused(name: str) -> None:
     with pytest.raises(AttendropError, match=re.escape(NO_DATA[name])):
         read_table(name)
+
+
+def test_numbers_of_classes_in_data_sets_are_names() -> None:
+    assert read_table("hub:set:train").values(["label", "all"]) == [("late", ["late", "broken"]), ("broken", [None])]
 
 
 def test_a_label_map_names_each_position_once() -> None:
