@@ -15,6 +15,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,43 +71,42 @@ def drawn(rows: Rows, data: str, shots: int, draw: int) -> tuple[Rows, list[str]
     return train, [text for text, _ in shuffled if text not in known][:4000]
 
 
-def runs(encoder: Encoder, data: str, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+def runs(encoder: Encoder, data: str, draw: int, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Yield what each form has of a data set's test rows, except for those that are done."""
     shots_of, other = DATA[data]
-    for draw in DRAWS:
-        rows, test = rows_of(data, draw)
-        names = sorted({label for _, label in rows})
-        right, scored = np.array([names.index(label) for _, label in test]), encoder([text for text, _ in test])
-        for shots in shots_of:
-            train, own = drawn(rows, data, shots, draw)
-            sets = {"500": own[:500], "4000": own, "other": drawn(rows_of(other, draw)[0], other, 1, draw)[1]}
-            for named in (False, True):
-                if (data, shots, draw, named) in done:
-                    continue
-                texts = [text for text, _ in train] + [in_words(name) for name in names] * named
-                labels = [names.index(label) for _, label in train] + list(range(len(names))) * named
-                features = encoder(texts)
-                fit = fit_logistic_regression(features, labels, len(names))
-                assert fit is not None
-                found = {"rows": fit}
-                used = {}
-                for name, unlabelled in sets.items():
-                    others = encoder(unlabelled)
-                    predicted = fit.outputs(others).argmax(axis=1)
-                    weights = np.repeat([1.0, WEIGHT], [len(labels), len(predicted)])
-                    both = np.concatenate([features, others])
-                    again = fit_logistic_regression(
-                        both, [*labels, *predicted], len(names), strength=fit.settings["C"], weights=weights
-                    )
-                    assert again is not None
-                    never = [False] * len(train) + [True] * (len(labels) - len(train))
-                    found[f"{name}, always"] = again
-                    found[name], decision = self_trained(fit, features, labels, others, never_held_out=never)
-                    used[name] = decision["used"]
-                for form, each in found.items():
-                    hits = RowScores(each.outputs(scored).argmax(axis=1) == right, len(right), data)
-                    key = {"data": data, "shots": shots, "draw": draw, "names": named, "form": form}
-                    yield key | {"used": used.get(form)} | hits.as_dict()
+    rows, test = rows_of(data, draw)
+    names = sorted({label for _, label in rows})
+    right, scored = np.array([names.index(label) for _, label in test]), encoder([text for text, _ in test])
+    for shots in shots_of:
+        train, own = drawn(rows, data, shots, draw)
+        sets = {"500": own[:500], "4000": own, "other": drawn(rows_of(other, draw)[0], other, 1, draw)[1]}
+        for named in (False, True):
+            if (data, shots, draw, named) in done:
+                continue
+            texts = [text for text, _ in train] + [in_words(name) for name in names] * named
+            labels = [names.index(label) for _, label in train] + list(range(len(names))) * named
+            features = encoder(texts)
+            fit = fit_logistic_regression(features, labels, len(names))
+            assert fit is not None
+            found = {"rows": fit}
+            used = {}
+            for name, unlabelled in sets.items():
+                others = encoder(unlabelled)
+                predicted = fit.outputs(others).argmax(axis=1)
+                weights = np.repeat([1.0, WEIGHT], [len(labels), len(predicted)])
+                both = np.concatenate([features, others])
+                again = fit_logistic_regression(
+                    both, [*labels, *predicted], len(names), strength=fit.settings["C"], weights=weights
+                )
+                assert again is not None
+                never = [False] * len(train) + [True] * (len(labels) - len(train))
+                found[f"{name}, always"] = again
+                found[name], decision = self_trained(fit, features, labels, others, never_held_out=never)
+                used[name] = decision["used"]
+            for form, each in found.items():
+                hits = RowScores(each.outputs(scored).argmax(axis=1) == right, len(right), data)
+                key = {"data": data, "shots": shots, "draw": draw, "names": named, "form": form}
+                yield key | {"used": used.get(form)} | hits.as_dict()
 
 
 def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -146,8 +146,8 @@ def main() -> None:
         encoder = Encoder(*(sys.argv[2:] or ["minilm"]))
         done = {(run["data"], run["shots"], run["draw"], run["names"]) for run in kept}
         with FILE.open("a", encoding="utf-8") as lines:
-            for data in ("imdb", "messages", "hwu64", "banking77"):
-                for run in runs(encoder, data, done):
+            for draw, data in product(DRAWS, ("hwu64", "banking77", "messages", "imdb")):
+                for run in runs(encoder, data, draw, done):
                     print(json.dumps(run), file=lines, flush=True)
                     kept.append(run)
     print("MiniLM; differences from the model without texts, with 95 % CI (draws × rows); how often they were used\n")

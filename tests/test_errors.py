@@ -47,15 +47,6 @@ def test_texts_of_users_are_neither_markup_nor_control_sequences(capsys: Capture
     assert "\x1b" not in out + err and "\x9b" not in out + err
 
 
-def test_names_of_files_reach_the_terminal_without_control_characters(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "\x1b[2Ja.csv").write_text("text,label\nthe cat,\x1b[31mred\nthe dog,blue\n" * 4)
-    for name in ("\x1b[2Ja.csv", "\x1b[2Jmissing.csv"):
-        for command in ("inspect", "compare"):
-            cli.main([command, str(tmp_path / name), *["--methods", "none"] * (command == "compare")])
-    out, err = capsys.readouterr()
-    assert r"\x1b[2J" in out and r"\x1b[2J" in err and "\x1b" not in out + err
-
-
 CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: ...")
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from attendrop.methods.core.base import ANY, DECIDES_PASSES, Method, Rule, rules_among
+from attendrop.methods.core.base import ANY, DECIDES_PASSES, RULES, Method, Rule
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import get_method, method_names
 
@@ -87,9 +87,8 @@ def page() -> str:
     for figure in together:
         name = figure.removesuffix(" / stock step")
         text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
-    text += _REFUSED + "".join(
-        _rule(rule) for rule in rules_among(get_method(name).info.rules for name in method_names())
-    )
+    rules = dict.fromkeys((*(rule for method in listed for rule in method.info.rules), *RULES))
+    text += _REFUSED + "".join(map(_rule, rules))
     text += "\n" + "\n".join(_section(method) for method in first)
     text += _SECOND + header + "".join(_row(method, costs) for method in second)
     return text + "\n" + "\n".join(_section(method, "###") for method in second)
@@ -114,8 +113,9 @@ def _with(trait: str) -> str:
 
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
     facts = method.info
+    paper = f"[{facts.paper}]({facts.link})" if facts.link else facts.paper
     cells = [
-        f"`{facts.name}`", f"`{method.__name__}`", facts.citation() or "–", ", ".join(facts.acts_on) or "nothing",
+        f"`{facts.name}`", f"`{method.__name__}`", paper or "–", ", ".join(facts.acts_on) or "nothing",
         facts.forward, facts.backward, facts.state, facts.tasks, *_costs(facts.name, costs),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch.nn import functional
 from transformers.models.bert import modeling_bert
 
 from attendrop import regularize
-from attendrop.methods.core.context import RunningStatistics, StepContext
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop_methods import R3F, SMART, TokenCutoff, UniDrop
 from attendrop_methods.features import drop_tokens
@@ -107,30 +105,8 @@ def test_the_loss_of_token_cutoff(method: TokenCutoff) -> None:
     torch.testing.assert_close(loss, passes[0].loss + method.alpha * cut_loss + method.beta * divergence)
 
 
-@pytest.mark.parametrize("unit", ["tokens", "span", "features"])
-def test_a_fraction_is_cut_and_at_least_one_anywhere(unit: str) -> None:
-    valid = zoo.batch_of("bert", CUT)["attention_mask"].bool()
-    context = StepContext(zoo.build("bert"), {}, SampleKey(0, 0, 0, 3), RunningStatistics(), "token_cutoff")
-    places: list[set[int]] = [set(), set(), set()]
-    for step in range(40):
-        plan: Any = TokenCutoff(fraction=0.3, unit=unit).cut(replace(context, key=SampleKey(0, step, 0, 3)), 0)
-        cuts = plan.change(torch.ones(3, 12, 16), valid) == 0
-        for row, (cut, number) in enumerate(zip(cuts, (3, 1, 1), strict=True)):
-            assert torch.equal(cut.all(0), cut.any(0)) if unit == "features" else torch.equal(cut.all(1), cut.any(1))
-            found = cut.any(0 if unit == "features" else 1).nonzero().flatten().tolist()
-            assert len(found) == (4 if unit == "features" else number)
-            assert unit != "span" or found == list(range(found[0], found[0] + number))
-            places[row].update(found)
-    assert places == [set(range(16 if unit == "features" else length)) for length in CUT]
-
-
 def only(**options: Any) -> UniDrop:
     return UniDrop(**({"feature": 0, "structure": 0, "token": 0} | options))
-
-
-def loss_of(model: Any, method: UniDrop, batch: zoo.Batch) -> Tensor:
-    with regularize(model, method) as reg:
-        return reg.loss(batch)
 
 
 def scaled_mask(p: float, key: SampleKey, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -197,20 +173,3 @@ def test_which_tokens_stay(special: tuple[int, ...], left: bool) -> None:
     expected = torch.isin(ids, torch.tensor([5, 6, *special])).long()
     assert torch.equal(found, expected)
     assert torch.equal(batch["attention_mask"], (ids > 0).long())
-
-
-def test_positions_stay_where_the_model_counts_them_by_the_mask() -> None:
-    model, batch, found = zoo.build("opt-class"), zoo.batch_of("opt-class", (8, 8)), []
-    embedding = model.model.decoder.embed_positions
-    embedding.register_forward_hook(lambda *given: found.append(given[2]["position_ids"]), with_kwargs=True)
-    loss_of(model, only(data=0, token=0.5), batch)
-    assert found[-1].tolist() == [list(range(8))] * 2
-
-
-def test_only_the_input_of_an_encoder_loses_tokens() -> None:
-    model, batch = zoo.build("bart"), zoo.batch_of("bart")
-    mask = torch.zeros_like(batch["attention_mask"])
-    for row, length in enumerate(SHORT):
-        mask[row, [0, length - 1]] = 1
-    found = loss_of(model, only(data=0, token=1), batch)
-    torch.testing.assert_close(found, model(**{**batch, "attention_mask": mask}).loss)

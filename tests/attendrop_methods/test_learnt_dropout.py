@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import product
 from statistics import NormalDist
@@ -16,11 +15,10 @@ from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 from torch.nn import functional
 
-from attendrop import AttendropError, Method, regularize
+from attendrop import Method
 from attendrop.extend import row_losses, row_shares
 from attendrop.methods.core.context import Processes
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
-from attendrop.tasks.types.model_classes import choice_class
 from attendrop.training.regularization import Regularization
 from attendrop_methods import ConcreteDropout, ContextualDropout, LearnableBernoulli, VariationalDropout
 from attendrop_methods.learnt_dropout import bernoulli_divergence, query_weights
@@ -110,32 +108,6 @@ def gradient(scale: float = 1.0, processes: Processes | None = None) -> Tensor:
 def test_the_gradient_is_a_mean_over_processes_without_the_loss_scale() -> None:
     found = gradient(1024.0, Processes(0, 2, lambda total: 2 * total))
     torch.testing.assert_close(found, gradient(), rtol=1e-5, atol=1e-7)
-
-
-def test_a_step_that_float16_overflows_is_not_taken() -> None:
-    reg = concrete(zoo.build("bert"))
-    method_state: Any = reg.method_state
-    reg.loss_scale = 2.0
-    reg.loss(zoo.batch_of("bert")).backward()
-    method_state.values.grad[0] = math.inf
-    before = learnt(reg)
-    reg.step()
-    assert learnt(reg) == before
-    assert method_state.values.grad is None
-    reg.close()
-
-
-def test_rows_are_those_of_the_training_data() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, ConcreteDropout(), train_data=[batch, batch]) as reg:
-        reg.loss(batch)
-        assert reg.method_state.num_train_rows == 6  # type: ignore[attr-defined]
-        assert set(json.loads(json.dumps(reg.method_state.final_report([])))["concrete_dropout"]) == {
-            "encoder.0",
-            "encoder.1",
-        }
-    with pytest.raises(AttendropError, match=r"number of training rows .* pass train_data, or set num_train_rows"):
-        Regularization(zoo.training(model), ConcreteDropout())
 
 
 def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
@@ -242,47 +214,3 @@ def test_the_divergence_from_the_prior() -> None:
     expected = kl_divergence(Bernoulli(logits=log_odds), Bernoulli(logits=prior))
     torch.testing.assert_close(bernoulli_divergence(log_odds, prior), expected)
     assert bernoulli_divergence(prior, prior) == 0
-
-
-def choice_model() -> Any:
-    stock = zoo.build("bert-choice", dtype=torch.float64)
-    model = choice_class("BertForMultipleChoice")(stock.config).to(stock.device, torch.float64)
-    model.load_state_dict(stock.state_dict())
-    return model.train()
-
-
-def padded(name: str, extra: int) -> zoo.Batch:
-    """A batch with more padding: of tokens, or of choices."""
-    if name != "bert-choice":
-        return zoo.batch_of(name, extra=extra)
-    batch = zoo.batch_of(name)
-    columns = {column: batch[column] for column in ("input_ids", "attention_mask")}
-    return batch | {column: torch.nn.functional.pad(value, (0, 0, 0, extra)) for column, value in columns.items()}
-
-
-BERNOULLI, CONTEXTUAL = LearnableBernoulli(p=0.3, num_train_rows=100), ContextualDropout(p=0.3, prior_weight=1.0)
-
-
-@pytest.mark.parametrize(
-    ("method", "name"),
-    [(CONTEXTUAL, "t5"), (BERNOULLI, "bart-class"), (CONTEXTUAL, "bert-choice")],
-    ids=lambda value: value if isinstance(value, str) else value.name,
-)
-def test_padding_changes_no_loss_and_no_gradient(method: Method, name: str) -> None:
-    found = []
-    for extra in (0, 3):
-        model = choice_model() if name == "bert-choice" else zoo.build(name, dtype=torch.float64)
-        batch = padded(name, extra)
-        reg = Regularization(zoo.training(model), method)
-        reg.loss(batch)
-        parameters: dict[str, Tensor] = reg.method_state.parameters  # type: ignore[attr-defined]
-        generator = torch.Generator().manual_seed(0)
-        for parameter in parameters.values():  # so that probabilities differ between sequences
-            parameter.data = parameter + torch.randn(parameter.shape, generator=generator).to(parameter)
-        reg.begin_step(0)
-        loss = reg.loss(batch)
-        loss.backward()
-        own = {key: parameter.grad for key, parameter in parameters.items() if parameter.grad is not None}
-        found.append(zoo.gradients(model) | own | {"loss": loss.detach()})
-        reg.close()
-    zoo.assert_same(found[0], found[1], 1e-5)

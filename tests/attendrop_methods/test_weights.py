@@ -111,24 +111,6 @@ def test_the_top_layers_and_the_pooler_are_new() -> None:
                 assert (value == (1 if kind == "norm" else 0)).all()
 
 
-def test_of_an_encoder_decoder_model_the_top_is_the_decoders() -> None:
-    found = reinitialized(zoo.build("bart-class"), zoo.batch_of("bart-class"), LayerReinit(pooler=False))
-    assert found and all(each.startswith("model.decoder.layers.1.") for each in found)
-
-
-def test_the_weights_depend_on_the_seed_alone() -> None:
-    models = [zoo.build("bert") for _ in range(3)]
-    for number, (model, seed) in enumerate(zip(models, (0, 0, 1), strict=True)):
-        torch.manual_seed(number)
-        state = torch.get_rng_state()
-        if number == 1:
-            LayerReinit().prepare(model, seed)
-        reinitialized(model, zoo.batch_of("bert"), LayerReinit(), seed=seed)
-        assert torch.equal(torch.get_rng_state(), state)  # the model has no dropout
-    zoo.assert_same(models[0].state_dict(), models[1].state_dict())
-    assert not torch.equal(models[0].bert.pooler.dense.weight, models[2].bert.pooler.dense.weight)
-
-
 def test_what_cannot_be_reinitialised_is_refused() -> None:
     with pytest.raises(AttendropError, match="layers=3 of a model with 2"):
         reinitialized(zoo.build("bert"), zoo.batch_of("bert"), LayerReinit(layers=3))

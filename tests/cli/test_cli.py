@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -80,19 +79,6 @@ def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured) -> 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "longformer"}))
     assert cli.main(["doctor", str(tmp_path)]) == 2
     assert re.search(r"supported +no: \w+ is not supported: it does not route", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("module", ["attendrop.cli.app", "attendrop.runs.train"])
-def test_without_the_extra(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """Whether a package is missing at the beginning or for a command."""
-
-    class Missing(types.ModuleType):
-        def __getattr__(self, name: str) -> None:
-            raise ModuleNotFoundError("No module named 'rich'", name="rich")
-
-    monkeypatch.setitem(sys.modules, module, Missing(module))
-    assert cli.main(train_arguments(folder, "refused")) == 2
-    assert "the command line needs rich; run `pip install 'attendrop[cli]'`" in capsys.readouterr().err
 
 
 def test_module_runs_as_a_program() -> None:

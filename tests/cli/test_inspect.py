@@ -116,21 +116,6 @@ def test_the_commands_quote_columns_with_a_comma(tmp_path: Path, capsys: Capture
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
-@pytest.mark.parametrize(
-    ("labels", "kind", "label"),
-    [
-        ([{"labels": []}, {"labels": ["x"]}, {"labels": ["x", "y"]}], "labels", "labels"),
-        ([{"tags": "x"}, {"tags": "x|y"}, {"tags": "y"}], "class", "tags"),
-        ([{"score": 0.25}, {"score": 0.5}, {"score": 1.75}], "number", "score"),
-        ([{}], "auto", None),
-    ],
-)
-def test_kinds_of_labels(tmp_path: Path, labels: list[dict[str, Any]], kind: str, label: str | None) -> None:
-    write_rows(tmp_path / "a.jsonl", [{"text": f"a b c {n}"} | labels[n % len(labels)] for n in range(9)])
-    found = inspect_files(tmp_path / "a.jsonl")
-    assert (found.label_type, found.text_columns, found.label_column) == (kind, ("text",), label)
-
-
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 

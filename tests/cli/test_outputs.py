@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import tiny
 from helpers.command_line import Captured
 
-from attendrop import AttendropError, cli
+from attendrop import cli
 from attendrop.runs.config import default_output_dir
 from attendrop.runs.train import train
 
@@ -120,21 +119,4 @@ def test_default_folders_of_files_of_the_same_name_differ(tmp_path: Path, monkey
     assert default_output_dir(None, "loop.csv", "ad-drop", [0]).startswith("runs/loop-")
 
 
-def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        train(tiny.config(folder, str(tmp_path / "run"), max_steps=1, **PLAIN))
-    finally:
-        os.umask(before)
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert modes == {0o600}
-
-
 # What cannot be trained -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_fp16_without_a_gpu_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(AttendropError, match="fp16 needs a GPU"):
-        train(tiny.config(folder, str(tmp_path / "run"), fp16=True))
-    assert not (tmp_path / "run").exists()

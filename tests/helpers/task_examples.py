@@ -57,15 +57,22 @@ def _tokenizer(shape: str) -> hf.PreTrainedTokenizerFast:
     return hf.PreTrainedTokenizerFast(tokenizer_object=tokens, **given)
 
 
+TEXT = "the cat sees a dog"
+
+
 @dataclass(frozen=True)
 class Example:
-    """A kind of task in files of JSON lines: what makes the row of a number, who learns it, and options of the run."""
+    """A kind of task in files of JSON lines: what makes the row of a number, who learns it, and options of the run.
+
+    ``usage`` is what the code in the card reads, and the name of what it makes of that.
+    """
 
     row: Callable[[int], dict[str, Any]]
     families: tuple[str, ...]
     texts: tuple[str, ...] = ("text",)
     label: str = "label"
     options: Mapping[str, Any] = field(default_factory=dict)
+    usage: tuple[Mapping[str, Any], str] = ({"text": TEXT}, "logits")
 
 
 def _choice(number: int) -> dict[str, Any]:
@@ -86,7 +93,9 @@ EXAMPLES: dict[str, Example] = {
         _texts(lambda number: number % 5 / 2), ("bert", "llama", "bart"), options={"label_type": "number"}
     ),
     "multi-label-classification": Example(
-        _texts(lambda number: ["cat", "dog", "bird"][: number % 4]), ("bert", "llama", "bart")
+        _texts(lambda number: ["cat", "dog", "bird"][: number % 4]),
+        ("bert", "llama", "bart"),
+        usage=({"text": TEXT}, "labels"),
     ),
     "token-classification": Example(
         lambda number: {
@@ -94,14 +103,26 @@ EXAMPLES: dict[str, Example] = {
             "label": [["O", "B-PER"][len(word) % 2] for word in sentence(number).split()],
         },
         (*_ENCODERS, "gpt2", "llama", "t5"),
+        usage=({"words": TEXT.split()}, "tags"),
     ),
-    "multiple-choice": Example(_choice, _ENCODERS, ("text", "a", "b", "c"), options={"label_type": "choice"}),
+    "multiple-choice": Example(
+        _choice,
+        _ENCODERS,
+        ("text", "a", "b", "c"),
+        options={"label_type": "choice"},
+        usage=({"question": "what", "choices": ["cat", "a dog"]}, "answer"),
+    ),
     "translation": Example(
         _texts(lambda number: sentence(number + 1)),
         ("marian", "bart", "t5"),
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
+        usage=({"text": TEXT}, "translation"),
     ),
-    "entity-spans": Example(_texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]), ("bert",)),
+    "entity-spans": Example(
+        _texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]),
+        ("bert",),
+        usage=({"text": TEXT}, "tags"),
+    ),
 }
 
 

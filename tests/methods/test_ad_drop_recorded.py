@@ -198,24 +198,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     zoo.assert_same(weights(resumed), weights(whole))
 
 
-def test_a_state_that_is_loaded_replaces_the_records_of_later_steps() -> None:
-    """A trainer starts again from its first state after an out-of-memory error."""
-    batch, (first, second) = zoo.batch_of("bert"), ([0, 1, 2], [3, 4, 5])
-    with regularize(zoo.build("bert"), ADDrop(p=0.4, q=1.0, **ON)) as reg:
-        reg.loss(batch, rows=first).backward()
-        reg.step()
-        states = reg.state_dict(), reg.method_state_dicts()
-        for scale in (1.0, 0.0):
-            (reg.loss(batch, rows=second) * scale).backward()
-            reg.step()
-        reg.logs()
-        reg.load_state_dict(*states)
-        reg.loss(batch, rows=second)
-        logs = reg.logs()
-        assert (logs["ad_drop/recorded"], logs["ad_drop/without_signal"]) == (0, 0)
-        assert set(records_of(reg)) == set(first)
-
-
 @pytest.mark.parametrize(("given", "message"), [(None, "rows=indices"), ([0], "a list of as many integers")])
 def test_a_loop_that_does_not_say_its_rows_is_refused(given: list[int] | None, message: str) -> None:
     with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match=message):
@@ -240,14 +222,6 @@ def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptur
     restored = RowRecords(limit)
     restored.load_state_dict(records.state_dict())
     assert (restored.bytes, list(restored.rows)) == (3 * mask.size, [3, 1, 4])
-
-
-def test_the_limit_is_in_mebibytes_or_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with regularize(zoo.build("bert"), ADDrop(record_limit=3, **ON)) as reg:
-        assert recorder_of(reg).records.limit == 3 << 20
-    alone = RowRecords().limit
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert RowRecords().limit == pytest.approx(alone / 8, rel=0.3)
 
 
 def test_rows_without_any_signal_are_counted() -> None:
@@ -299,3 +273,11 @@ def test_attributions_that_no_row_ever_has_are_told_as_no_effect(caplog: pytest.
             reg.loss(batch, rows=range(start, start + len(batch["labels"]))).backward()
             reg.step()
     assert [message.split()[1] for message in caplog.messages if "never took effect" in message] == ["ad-drop"]
+
+
+def test_the_limit_is_in_mebibytes_or_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with regularize(zoo.build("bert"), ADDrop(record_limit=3, **ON)) as reg:
+        assert recorder_of(reg).records.limit == 3 << 20
+    alone = RowRecords().limit
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert RowRecords().limit == pytest.approx(alone / 8, rel=0.3)

@@ -87,6 +87,11 @@ CONFIGS = {
     "dora": lora(use_dora=True),
     "embeddings": lora(target_modules=["query", "word_embeddings"]),
     "ia3": peft.IA3Config(target_modules=["key", "output.dense"], feedforward_modules=["output.dense"]),
+    "loha": peft.LoHaConfig(r=2, target_modules=["query"]),
+    "lokr": peft.LoKrConfig(r=2, target_modules=["query"]),
+    "oft": peft.OFTConfig(oft_block_size=4, target_modules=["query"]),
+    "vera": peft.VeraConfig(r=2, target_modules=["query"]),
+    "norms": peft.LNTuningConfig(target_modules=["LayerNorm"]),
 }
 
 

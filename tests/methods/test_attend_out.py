@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,14 @@ def test_a_last_partial_period_is_completed() -> None:
     zoo.assert_same(weights(model), weights(players.defender.model))
     assert players.schedule.get_last_lr() == [0.0]
     assert [0 < value < 1 for key, value in last.items() if "drop_probability" in key] == [True, True]
+
+
+def test_training_batches_with_masked_tokens_give_rewards() -> None:
+    told: list[float] = []
+    tokenizer = SimpleNamespace(mask_token_id=4, all_special_ids=[0, 2])
+    method = AttendOut(dropout_step=2, score_on="noisy_train")
+    run(method, 4, watch=lambda reg: told.extend(reg.metrics().values()), tokenizer=tokenizer)
+    assert told and any(told)
 
 
 @pytest.mark.parametrize(("gaps", "expected"), [([0.0, 0.0], 0.5), ([-0.1, 0.1], 0.5), ([2.0, 4.0], 0.9986501)])

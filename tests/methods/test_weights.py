@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from attendrop import ChildTuning, Mixout, SuperT, regularize
 from attendrop.methods import weights as weight_methods
+from attendrop.methods.core.context import LabelledRows
 from attendrop.methods.core.parameters import _Mix, projection_weights
 from attendrop.methods.weights import fisher_information, layer_parameters, lowest
 from attendrop.randomness.keyed_random import sample_parameter_mask
-from attendrop.training.regularization import LabelledBatches, Regularization
+from attendrop.training.regularization import Regularization
 
 
 def test_the_gradient_is_that_of_the_formula() -> None:
@@ -134,7 +135,7 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_
     """As in the authors' code, the gradient of each parameter may be clipped before."""
     model = zoo.build("bert", dtype=torch.float64, dropout=0.3)
     rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
-    training = zoo.training(model, train_data=LabelledBatches(rows, torch.device("cpu")))
+    training = zoo.training(model, train_data=LabelledRows(rows, None, torch.device("cpu")))
     state = torch.get_rng_state()
     found = fisher_information(training, ChildTuning(variant="D", fisher_max_norm=max_norm))
     assert torch.equal(state, torch.get_rng_state())

@@ -58,10 +58,10 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
     there = keyed_random._lanes(seeds, shape, origins, DEVICE).cpu()
     below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, DEVICE).cpu()
     numbers = uniform(keyed(rows=shape[0]), "encoder.0", shape, origins, DEVICE).cpu()
-    for i, place, lanes in keyed_random._lanes_on_cpu(seeds, shape, origins):
-        assert (there[i].numpy()[place] == lanes).all()
-        assert (below[i].numpy()[place] == (lanes < bound)).all()
-        assert (numbers[i].numpy()[place] == (lanes + 32768.5) / 65536).all()
+    for place, lanes in keyed_random._lanes_on_cpu(seeds, shape, origins):
+        assert (there.numpy()[place] == lanes).all()
+        assert (below.numpy()[place] == (lanes < bound)).all()
+        assert (numbers.numpy()[place] == (lanes + 32768.5) / 65536).all()
 
 
 @pytest.mark.parametrize("columns", [1, 6, 8, 385])

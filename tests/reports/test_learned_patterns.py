@@ -82,20 +82,6 @@ def test_a_partial_period_weighs_by_its_length() -> None:
     assert fitted.rms == pytest.approx(expected.rms, abs=1e-6)
 
 
-def test_a_layer_that_was_skipped_in_a_period_is_fitted_to_the_others() -> None:
-    progress = np.linspace(0.1, 1, 10)
-    gap = np.stack([0.5 - 0.2 * progress, 0.3 + 0.1 * progress], axis=1)
-    gap[3, 1] = np.nan
-    fitted = patterns.fit(learnt(progress, gap), 1)
-    np.testing.assert_allclose(fitted.values, [[0.5, 0.3], [0.3, 0.4]], atol=1e-6)
-    assert fitted.rms.max() < 1e-5
-
-
-def test_the_fit_stays_where_the_scheduler_can_go() -> None:
-    fitted = patterns.fit(learnt(np.linspace(0.1, 0.8, 8), np.linspace(0.9, 0.1, 8)), 1)
-    assert fitted.values[:, 0].tolist() == [0.95, 0.0]
-
-
 def test_what_cannot_be_fitted_is_refused() -> None:
     for progress, pieces, message in (
         ([0.5, 1.0], 0, "fit=0 must be at least 1"),

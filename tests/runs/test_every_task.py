@@ -19,7 +19,7 @@ import sacrebleu
 import torch
 from helpers import tiny, tiny_translators
 from helpers.command_line import Captured
-from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
+from helpers.task_examples import EXAMPLES, FAMILIES, TEXT, write_rows
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 
 import attendrop
@@ -37,17 +37,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ad-drop": {"cross_tuning": False},
     "attendout": {"dropout_step": 1},
     "supert": {"search": 0.5, "fraction": 0.5},
-}
-TEXT = "the cat sees a dog"
-# What the usage in the card reads, and what it makes of that.
-USAGE: dict[str, tuple[dict[str, Any], str]] = {
-    "classification": ({"text": TEXT}, "logits"),
-    "regression": ({"text": TEXT}, "logits"),
-    "multi-label-classification": ({"text": TEXT}, "labels"),
-    "entity-spans": ({"text": TEXT}, "tags"),
-    "token-classification": ({"words": TEXT.split()}, "tags"),
-    "multiple-choice": ({"question": "what", "choices": ["cat", "a dog"]}, "answer"),
-    "translation": ({"text": TEXT}, "translation"),
 }
 COMMANDS: dict[str, list[str]] = {
     "prune": ["--layers", "1", "--recover-epochs", "1", "--output-dir", "OUT/pruned"],
@@ -156,7 +145,7 @@ def test_a_resumed_run_ends_the_same_and_is_used_as_its_card_says(
     folder: Path, tmp_path: Path, kind: str, capsys: Captured
 ) -> None:
     run, output, file = trained(folder, kind), tmp_path / "out.jsonl", folder / f"{kind}-dev.jsonl"
-    given, made = USAGE[kind]
+    given, made = EXAMPLES[kind].usage
     names: dict[str, Any] = {"folder": str(run), **given}
     for block in (run / "README.md").read_text().split("```python\n")[1:]:
         exec(block.split("```")[0], names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import pickle
 import re
 import tracemalloc
 from contextlib import nullcontext
@@ -229,17 +228,6 @@ def test_other_columns_are_read_in_front_of_texts_as_in_training(
     assert "trained on texts that begin as 'near: ... | dog: ... | ', and none of these does" in caplog.text
 
 
-def test_a_copy_of_a_model_predicts_with_its_own_weights(pairs: Path) -> None:
-    model = attendrop.load(pairs / "run")
-    before = model.predict(PAIRS, probabilities=True)
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert copied.predict(PAIRS, probabilities=True) == before
-        for weight in copied.classifier.parameters():
-            weight.data.zero_()
-        assert {row["probability"] for row in copied.predict(PAIRS, probabilities=True)} == {0.5}
-    assert model.predict(PAIRS, probabilities=True) == before
-
-
 # Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding
 
 FIRST = [tiny.sentence(number) for number in range(12)]
@@ -261,15 +249,6 @@ def test_features_are_the_mean_of_the_encoder_s_tokens(name: str, texts: tuple[l
         with torch.no_grad():
             mean = encoder(**read).last_hidden_state[0].mean(dim=0)
         np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
-
-
-def test_outputs_do_not_depend_on_the_side_on_which_a_tokenizer_pads(tmp_path: Path) -> None:
-    folder = tiny.save_tiny_gpt2(tmp_path)
-    AutoTokenizer.from_pretrained(folder, padding_side="left").save_pretrained(folder)
-    tokenizer, model = YES_NO.load_tokenizer(str(folder)), AutoModelForSequenceClassification.from_pretrained(folder)
-    encoded = encode_columns({"text": FIRST}, files_task(["text"], YES_NO), tokenizer, 24)
-    alone, together = (predict_outputs(model, tokenizer, YES_NO, encoded, size, "cpu") for size in (1, 12))
-    np.testing.assert_allclose(alone, together, atol=1e-6)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

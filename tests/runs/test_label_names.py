@@ -88,21 +88,6 @@ def test_a_name_that_is_a_text_to_score_on_is_left_out_and_told(named: Path, cap
     assert note == "2 names of classes are training rows, too." and left_out in answer([metrics]).notes
 
 
-def test_the_rows_that_are_given_decide_and_not_those_that_are_left(named: Path) -> None:
-    """So the model that a comparison keeps, of all rows, has names if those that were compared have."""
-    write(named / "train.csv", NAMES * 11)
-    held = {"eval_file": None, "test_fraction": 0.5}
-    assert parts(named, **held).names == parts(named, eval_file=None).names == 0
-    drawn = {"max_train_samples": 21}
-    assert parts(named, **held, **drawn).names == parts(named, eval_file=None, **drawn).names == 3
-
-
-@pytest.mark.parametrize("labels", [["0.5", "1.5"] * 12, ["label_1", "label_2", "label_3"] * 7], ids=["real", "coded"])
-def test_numbers_and_codes_are_no_names(labels: list[str], named: Path) -> None:
-    write(named / "train.csv", labels)
-    assert parts(named, eval_file=None, label_type="number" if "0.5" in labels else "class").names == 0
-
-
 def test_a_row_of_several_labels_has_the_one_of_its_name(named: Path) -> None:
     write(named / "train.csv", ["good_cat;red", "badDog", "red"] * 4)
     found = parts(named, label_type="labels", eval_file=None, test_fraction=0.25)
@@ -223,17 +208,6 @@ def test_they_change_no_other_rows_and_are_none_of_those_drawn(options: dict[str
     assert not used & {*found.train["text"]} and set(texts(100, 8)) <= used
     scored = {text for part in found.report.values() for text in part["text"]}
     assert all(set(part["text"]) <= scored or not used & set(part["text"]) for part in held)
-
-
-def test_the_start_of_a_head_is_the_baseline_on_the_same_encoder(data: Path) -> None:
-    found = train(config(data, **given(data), **LINEAR))
-    frozen = run_baseline(config(data, "frozen", **given(data)), "frozen")
-    without = train(config(data, "without", **LINEAR))
-    assert found["score"] == frozen["score"]
-    used = found["data"]["unlabelled"]["used"]
-    assert used is frozen["data"]["unlabelled"]["used"]
-    assert used is not (tiny.weights_of(data / "run") == tiny.weights_of(data / "without"))
-    assert "unlabelled" not in without["data"] and "unlabelled" not in without["head_init"]
 
 
 def test_a_resumed_run_needs_the_same_texts(data: Path) -> None:

@@ -29,7 +29,6 @@ from attendrop.runs.run_folder import (
     check_folder,
     holds_run,
     input_files,
-    is_main_process,
     locked,
     new_folder,
     put_in_place,
@@ -144,12 +143,6 @@ def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
     assert (tmp_path / ".lock").read_text() == "another's"
 
 
-def test_one_process_writes_and_prints_whatever_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for world, writes in (({}, True), ({"WORLD_SIZE": "1"}, True), ({"WORLD_SIZE": "2"}, False)):
-        monkeypatch.setattr(os, "environ", {"RANK": "1"} | world)
-        assert is_main_process() is writes
-
-
 # Places that will not do ----------------------------------------------------------------------------------------------
 
 
@@ -185,18 +178,6 @@ def test_places_that_are_refused(folder: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(AttendropError, match="is the current directory or a mount"):
         train(tiny.config(folder, **PLAIN | {"output_dir": "."}))
     assert not os.listdir(tmp_path / "precious")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("notes.txt", "mine"), ("run.json", '{"config": 3, "data_sha256": ""}'), ("metrics.json", "[]")],
-)
-def test_a_folder_with_files_of_others_is_no_place(folder: Path, tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    for how in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(AttendropError, match=r"not written by attendrop|did not write it|holds other files"):
-            train(tiny.config(folder, str(tmp_path), **PLAIN), **how)
-    assert content(tmp_path) == {name: text.encode()}
 
 
 def test_a_new_folder_appears_when_it_is_complete(tmp_path: Path) -> None:

@@ -7,22 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers as hf
-from datasets import Dataset
 from helpers import tiny
 
 from attendrop import ADDrop, Compose, FineTune, Method, RDrop
 from attendrop.reports.attention_maps import load_stages
-from attendrop.runs import run_metrics
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
 from attendrop.studies.method_rows import method_label
-from attendrop.tasks.custom_files import files_task
-from attendrop.tasks.types.classification import Classification
 
 ASK: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "selection_fraction": None}
 ASK |= {"refit": None, "method": "finetune"}
@@ -206,12 +201,3 @@ def test_a_model_that_has_not_fitted_is_pointed_out(folder: Path, caplog: pytest
     assert not caplog.messages
     announce_scores({}, fit | {"fitted": False})
     assert "the model has not fitted its training rows; raise max-steps" in caplog.text
-
-
-def test_the_fit_is_measured_on_all_classes_also_where_they_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Dataset.from_dict({"labels": [0, 1, 2] * 833})
-    task = files_task(("text",), Classification(("a", "b", "c")))
-    of_first = lambda trainer, task, sample: (np.tile([1.0, 0.0, 0.0], (len(sample), 1)), 0.0)  # noqa: E731
-    monkeypatch.setattr(run_metrics, "_outputs", of_first)
-    fit = run_metrics.training_fit(None, task, rows)  # type: ignore[arg-type]
-    assert fit["score"] == pytest.approx(1 / 3, abs=0.05) and fit["rows"] == 1000

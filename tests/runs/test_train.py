@@ -16,7 +16,6 @@ import torch
 import yaml
 from helpers import tiny, zoo
 from helpers.command_line import Captured
-from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerState, TrainingArguments
@@ -157,19 +156,6 @@ def test_a_fixed_number_of_steps(folder: Path) -> None:
     assert (metrics["steps"], metrics["planned_steps"], len(metrics["history"])) == (6, 6, 2)
 
 
-def test_a_single_step_is_no_warmup(folder: Path) -> None:
-    train(tiny.config(folder, "one", max_steps=1, selection_fraction=0.0))
-    before, after = (load_file(folder / name / "model.safetensors") for name in ("model", "one"))
-    name = "encoder.layer.0.attention.self.query.weight"
-    assert not torch.equal(after[f"bert.{name}"], before[name])
-
-
-def test_checkpoints_are_where_the_run_looks_for_them(shared: Path) -> None:
-    """Also in ``--output-dir=./~/run``, though transformers replaces a ``~`` at the beginning."""
-    arguments = run_arguments(resolve_run(tiny.config(shared)), 36, Path("~/run"))
-    assert arguments.output_dir == str(Path.cwd() / "~" / "run")
-
-
 def test_steps_and_epochs_are_those_of_all_processes(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,13 +223,6 @@ def test_probabilities_change_and_predictions_stay(files: Path, caplog: pytest.L
     rows = [load(files / run).predict(texts, probabilities=True) for run in ("plain", "calibrated")]
     before, after = (torch.tensor([row["probability_yes"] for row in each]).logit() for each in rows)
     torch.testing.assert_close(after * found["temperature"], before, rtol=1e-3, atol=1e-4)
-
-
-def test_it_is_refused_without_classes(shared: Path, tmp_path: Path) -> None:
-    numbers = str(tiny.write_csv(tmp_path / "train.csv", [0.5, 1.5] * 20))
-    options = {"train_file": numbers, "eval_file": None, "output_dir": str(tmp_path / "run")}
-    with pytest.raises(AttendropError, match="calibrate is for classes"):
-        train(tiny.config(shared, calibrate=True, method="finetune", **options))
 
 
 # Metric, class weights, logs -----------------------------------------------------------------------------------------

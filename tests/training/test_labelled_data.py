@@ -12,8 +12,8 @@ from helpers.training import examples, history, trainer_of
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from attendrop import AttendOut, AttendropError
-from attendrop.methods.core.context import Processes
-from attendrop.training.regularization import LabelledBatches, LabelledRows, labelled_data
+from attendrop.methods.core.context import LabelledRows, Processes
+from attendrop.training.regularization import labelled_data
 from attendrop.training.trainer import ColumnCollator, set_aside
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def test_items_are_drawn_at_random_and_fixed_by_the_seed() -> None:
     assert all(len(set(item)) == 4 for item in sampled(1))
     assert {row for seed in range(30) for item in sampled(seed) for row in item} == set(range(20))
     assert sorted(sampled(0, 1, 99)[0]) == [*range(20)]
-    batches = LabelledBatches([{"rows": torch.tensor(rows)} for rows in ([0, 1], [2, 3, 4], [5])], CPU)
+    batches = LabelledRows([{"rows": torch.tensor(rows)} for rows in ([0, 1], [2, 3, 4], [5])], None, CPU)
     found = {tuple(item["rows"].tolist()) for item in batches.sample(1, 30, 2)}
     assert found == {(0, 1), (2, 3, 4), (5,)}
 
@@ -37,7 +37,7 @@ def test_items_are_drawn_at_random_and_fixed_by_the_seed() -> None:
 def test_processes_share_all_rows_out() -> None:
     batches = [{"rows": torch.tensor([number])} for number in range(5)]
     for data in (LabelledRows(list(range(5)), lambda rows: {"rows": torch.tensor(rows)}, CPU),
-                 LabelledBatches(batches, CPU)):  # fmt: skip
+                 LabelledRows(batches, None, CPU)):  # fmt: skip
         parts = [[*data.iter_batches(1, Processes(rank, 2))] for rank in (0, 1)]
         assert [[int(batch["rows"]) for batch in part] for part in parts] == [[0, 2, 4], [1, 3]]
     ragged = LabelledRows(list(range(5)), lambda rows: {"rows": rows}, CPU)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from helpers import zoo
-from helpers.checkpointing import checkpoint_activations
 from helpers.training import take_step
 from torch.optim.swa_utils import AveragedModel
 
@@ -54,27 +53,6 @@ def test_training_in_evaluation_mode_is_an_error() -> None:
         assert reg.logs().get("ad_drop/active", 0) == 0
         model.train()
         reg.loss(batch).backward()
-
-
-@pytest.mark.gpu
-def test_backward_may_follow_later_and_elsewhere() -> None:
-    """The trainer calls backward after the loss was returned; recomputed layers must reuse the same masks."""
-    batches = [zoo.batch_of("bert", seed=i) for i in range(2)]
-    found = []
-    for late in (False, True):
-        model = zoo.build("bert", dropout=0.2, dtype=torch.float64)
-        checkpoint_activations(model)
-        torch.manual_seed(0)
-        with regularize(model, METHOD) as reg:
-            losses = []
-            for batch in batches:
-                losses.append(reg.loss(batch))
-                if not late:
-                    losses.pop().backward()
-            for loss in reversed(losses):
-                loss.backward()
-        found.append(zoo.gradients(model))
-    zoo.assert_same(*found, 1e-12)
 
 
 def test_processes_draw_as_one() -> None:

@@ -74,6 +74,7 @@ COPYING = AttendOut(dropout_step=2)
 IN_ALL = [
     Vanilla(p=0.4), DropHead(), LayerDrop(p=0.9), Mixout(), ChildTuning(), SAM(), ADDrop(target="loss"),
     ADDrop(target="loss", attribution="integrated_gradient"), ADDrop(attribution="attention"),
+    ADDrop(attribution="random"),
 ]  # fmt: skip
 WORKING = [("SFT", ADDrop()), ("SFT", RECORDED), ("Reward", RDrop()), ("Reward", COPYING)]
 
@@ -146,6 +147,28 @@ def test_sentence_transformers(tmp_path: Path) -> None:
     ):
         with pytest.raises(AttendropError, match=reason):
             weights(method, rows_of)
+
+
+@pytest.mark.slow
+def test_optuna(tmp_path: Path) -> None:
+    """Settings of the trainer by its own search, and options of a method by an objective that makes a trainer."""
+    optuna = pytest.importorskip("optuna")
+    how: dict[str, Any] = {"max_steps": 1, "eval_dataset": examples(count=4), "model_init": lambda: zoo.build("bert")}
+    found: list[float] = []
+
+    def rates(trial: Any) -> dict[str, float]:
+        return {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True)}
+
+    def objective(trial: Any) -> float:
+        trainer = trainer_of(tmp_path, ADDrop(p=trial.suggest_float("p", 0.1, 0.9), layers="all"), **how)
+        trainer.train()
+        found.append(history(trainer, "ad_drop/dropped")[-1])
+        return trainer.evaluate()["eval_loss"]
+
+    best = trainer_of(tmp_path, ALWAYS, **how).hyperparameter_search(rates, n_trials=2, backend="optuna")
+    assert 1e-4 <= best.hyperparameters["learning_rate"] <= 1e-2
+    optuna.create_study().optimize(objective, n_trials=2)
+    assert len(set(found)) == 2
 
 
 @pytest.mark.slow

@@ -109,14 +109,6 @@ def test_the_micro_batches_of_a_step_weigh_one_together(tmp_path: Path) -> None:
     assert len(found) == 4 and sum(found) == pytest.approx(1)
 
 
-def test_the_log_says_what_was_dropped_and_when(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, CROSS)
-    trainer.train()
-    assert history(trainer, "ad_drop/active") == [0, 1]
-    (share,) = history(trainer, "ad_drop/dropped/encoder.1")
-    assert 0 < share < 0.5 and len(history(trainer, "loss")) == 2
-
-
 def test_micro_batches_without_labels_add_nothing_to_the_loss(tmp_path: Path) -> None:
     """Their mean, over no tokens, is NaN, which the stock trainer replaces in its log by the mean of other losses."""
     rows = examples("bert-tokens", count=8)

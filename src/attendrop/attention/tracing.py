@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import re
 import weakref
 from collections import Counter
@@ -40,6 +39,7 @@ class TraceCache:
     """Valid for as long as a model consists of the same modules."""
 
     modules: list[nn.Module]  # without the model itself, which would keep it alive
+    children: list[tuple[nn.Module | None, ...]]  # of the model, and of each of its modules
     attention: dict[nn.Module, str]  # those that call the attention interface, with their names
     checkpointing: list[nn.Module]  # those that can checkpoint activations
     traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)  # by names of inputs, and implementations
@@ -53,10 +53,13 @@ _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDicti
 
 def trace_cache(model: nn.Module) -> TraceCache:
     """Return the cache of a model; a new one if there is none, or if its modules have changed."""
-    cache, modules = _CACHES.get(model), list(model.modules())[1:]
-    if cache is None or len(modules) != len(cache.modules) or not all(map(operator.is_, modules, cache.modules)):
+    cache = _CACHES.get(model)
+    children = [] if cache is None else [tuple(module._modules.values()) for module in (model, *cache.modules)]
+    if cache is None or children != cache.children:  # tuples of the same modules are equal
+        modules = list(model.modules())[1:]
         checkpointing = [module for module in modules if hasattr(module, "gradient_checkpointing")]
-        cache = _CACHES[model] = TraceCache(modules, find_attention_modules(model), checkpointing)
+        children = [tuple(module._modules.values()) for module in (model, *modules)]
+        cache = _CACHES[model] = TraceCache(modules, children, find_attention_modules(model), checkpointing)
     return cache
 
 

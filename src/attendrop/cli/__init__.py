@@ -21,7 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
         if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has the letters of one language alone
             sys.stdout.reconfigure(errors="backslashreplace")
-    arguments = [_at_home(argument) for argument in arguments] or ["--help"]
+    # `--name=~/place`, which shells leave as it is, unlike `--name ~/place`.
+    options = [(argument, *argument.partition("=")) for argument in arguments]
+    arguments = [
+        f"{name}={os.path.expanduser(value)}" if equals and name.startswith("--") else argument
+        for argument, name, equals, value in options
+    ] or ["--help"]
     again = "resume training with --resume" if arguments[0] == "train" else "run the command again"
     try:
         from attendrop.cli.app import command
@@ -55,12 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"Error: {one_line(told)}", file=sys.stderr)
         return code
-
-
-def _at_home(argument: str) -> str:
-    """Replace the ``~`` of ``--name=~/place`` by the home folder, as shells do in ``--name ~/place``."""
-    name, equals, value = argument.partition("=")
-    return f"{name}={os.path.expanduser(value)}" if equals and name.startswith("--") else argument
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from attendrop.extend import (
     Preset,
     RandomMaskPlan,
     StepContext,
-    TrainingContext,
     choice,
     count,
     floor_fraction,
@@ -52,21 +51,17 @@ logger = logging.getLogger(__name__)
 class _TwoPasses(MethodState):
     """Checks whether the passes differ."""
 
-    def __init__(self, method: Method, training: TrainingContext) -> None:
-        super().__init__(method)
-        self._steps = 0
-        self._largest = torch.zeros(())
+    largest: Tensor | float = 0.0
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
         penalty = super().penalty(context, outputs)
         assert penalty is not None
-        self._largest = torch.maximum(self._largest.to(penalty.device), penalty.detach())
+        self.largest = torch.maximum(torch.as_tensor(self.largest, device=penalty.device), penalty.detach())
         return penalty
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         # Checked once, since it synchronizes. A zero-initialised head gives equal predictions in the first step.
-        self._steps += 1
-        if self._steps == 2 and not self._largest > 0:
+        if steps_taken == 2 and not self.largest > 0:
             logger.warning(
                 "R-Drop: both passes give the same predictions, so it has no effect. The model has no dropout in "
                 "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1 "

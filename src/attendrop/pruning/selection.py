@@ -111,27 +111,16 @@ Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Parsed ``layers`` argument: one attribute is not None, or all are None, which means ``auto``."""
+    """Parsed ``layers`` argument, of which one attribute is set; ``auto``: scores determine the number of layers."""
 
+    auto: bool = False
     count: int | None = None
     layers: tuple[int, ...] | None = None  # their numbers
     threshold: float | None = None  # layers of which a method learnt to drop at least this fraction
 
-    @property
-    def auto(self) -> bool:
-        """Whether the number of layers is determined by scores."""
-        return self.count is None and self.layers is None and self.threshold is None
-
     def by_importance(self, of: int) -> bool:
         """Whether the importance of layers, of so many, decides which are pruned: not if they are named, or all."""
         return self.auto or (self.count is not None and 0 < self.count < of)
-
-    def check_tolerance(self, tolerance: float) -> None:
-        """Raise AttendropError if a tolerance is negative, or NaN, or if nothing is selected by it."""
-        if not tolerance >= 0:
-            raise AttendropError(f"tolerance={tolerance} must be at least 0.")
-        if tolerance and not self.auto:
-            raise AttendropError(f"tolerance={tolerance} is for layers='auto', but layers are given; omit one of them.")
 
     def check(self, of: int) -> None:
         """Raise AttendropError if a model with so many layers does not have those that are selected."""
@@ -178,7 +167,8 @@ def prune(
         AttendropError: The model or the selection of layers is not supported, or a required argument is missing; or a
             tolerance is given that selects nothing.
     """
-    selection, model = parse_selection(layers), getattr(model, "_orig_mod", model)  # of torch.compile
+    selection = parse_selection(layers, tolerance)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     if isinstance(model, PrunedModel):
         raise AttendropError("The model is pruned already; train its to_stock(), and prune that.")
     attention_layers = prunable_layers(model)
@@ -204,18 +194,18 @@ def prune(
     return light
 
 
-def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
-    """Parse a selection of layers to prune; raise AttendropError if it is malformed."""
-    problem = AttendropError(
-        f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
-        "or a threshold such as '>=0.8'."
-    )
+def parse_selection(layers: str | int | Sequence[int], tolerance: float) -> LayerSelection:
+    """Parse a selection of layers to prune; raise AttendropError if it is malformed, or cannot have the tolerance."""
+    if not tolerance >= 0:
+        raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+    if tolerance and str(layers).strip() != "auto":
+        raise AttendropError(f"tolerance={tolerance} is for layers='auto', but layers are given; omit one of them.")
     numbers: Any = layers
     if isinstance(layers, str):
         text = layers.replace(" ", "")
         threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
         if text == "auto":
-            return LayerSelection()
+            return LayerSelection(auto=True)
         if threshold is not None and float(threshold[1]) <= 1:
             return LayerSelection(threshold=float(threshold[1]))
         if text.isdecimal():
@@ -226,7 +216,10 @@ def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
         return LayerSelection(count=numbers)
     numbers = list(numbers) if isinstance(numbers, Iterable) else [None]
     if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
-        raise problem
+        raise AttendropError(
+            f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for "
+            "one), or a threshold such as '>=0.8'."
+        )
     return LayerSelection(layers=tuple(sorted(set(numbers))))
 
 
@@ -242,7 +235,6 @@ def prune_selected(
 
     Without ``pi``, ``measure_importance`` ranks the layers. For ``auto``, ``judge`` scores models.
     """
-    selection.check_tolerance(tolerance)
     attention_layers = prunable_layers(model)
     selection.check(len(attention_layers))
     chosen: Sequence[int]

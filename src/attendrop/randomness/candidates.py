@@ -60,6 +60,11 @@ def _bit_values(device: torch.device) -> Tensor:
     return torch.tensor([1 << place for place in range(8)], dtype=torch.uint8, device=device)
 
 
+@lru_cache(maxsize=8)
+def _infinity(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(torch.inf, dtype=dtype, device=device)
+
+
 class Region(NamedTuple):
     """Candidate positions of one attention layer, or of several.
 
@@ -124,7 +129,10 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     place = _thresholds(length, p if low else 1 - p, 0 if low else 1, attribution.device)[n_valid]
     # A row without signal is all as its lowest. Comparisons with NaN are False: no candidates.
     lowest, threshold = ordered[..., :1], _take(ordered, place)
-    mask = attribution < threshold if low else (attribution >= threshold) & (attribution > lowest)
+    if low:
+        mask = attribution < threshold
+    else:  # above the lowest, should that be the threshold
+        mask = attribution >= torch.maximum(threshold, lowest.nextafter(_infinity(lowest.dtype, lowest.device)))
     unequal = lowest < _take(ordered, (n_valid - 1).clamp(min=0)) if low else None  # perhaps too few keys for any
     return Region(mask if valid is None else mask & valid, unequal)
 

@@ -105,8 +105,8 @@ def sample_mask(
     if not on_cpu(device):
         return _lanes(seeds, shape, origins, device) < bound
     mask = torch.zeros(shape, dtype=torch.bool)
-    for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
-        mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
+    for place, lanes in _lanes_on_cpu(seeds, shape, origins):
+        mask.numpy()[place] = lanes < (bound if isinstance(bound, int) else bound.numpy()[place])
     return mask
 
 
@@ -127,8 +127,8 @@ def uniform(
     seeds = _seeds(key, names, shape[0])
     if on_cpu(device):
         found = torch.full(shape, 0.5, dtype=torch.float32)
-        for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
-            found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
+        for place, lanes in _lanes_on_cpu(seeds, shape, origins):
+            found.numpy()[place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
         return found
     return (_lanes(seeds, shape, origins, device).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
@@ -176,7 +176,7 @@ def sample_small_masks(p: float, seed: int, step: int, names: Sequence[str], siz
     for name, size in zip(names, sizes, strict=True):
         for number, start in enumerate(range(0, size, _CHUNK)):
             seeds, shape = SampleKey(seed, step, number, 1).seeds(name, 1), (1, 1, 1, min(_CHUNK, size - start))
-            found += [lanes.reshape(-1) < bound for _, _, lanes in _lanes_on_cpu(seeds, shape, None)]
+            found += [lanes.reshape(-1) < bound for _, lanes in _lanes_on_cpu(seeds, shape, None)]
     return torch.from_numpy(np.concatenate(found))
 
 
@@ -203,21 +203,23 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
 
 def _lanes_on_cpu(
     seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor | None
-) -> Iterator[tuple[int, tuple[slice, slice, slice], Any]]:
-    """Yield the lanes of each sequence, and their position.
+) -> Iterator[tuple[tuple[slice, slice, slice, slice], Any]]:
+    """Yield the lanes of some sequences, and their position.
 
-    Numpy, one sequence at a time, fits the cache and is ten times faster than torch.
+    Numpy, with as many sequences at a time as fit the cache, is ten times faster than torch.
     """
-    _, heads, rows, columns = shape
+    batch, heads, rows, columns = shape
     head = np.arange(heads, dtype=np.uint64)[:, None, None]
     row = np.arange(rows, dtype=np.uint64)[:, None]
     word = np.arange(-(-columns // 4), dtype=np.uint64)
     counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
-    for i, (seed, (top, start)) in enumerate(
-        zip(seeds, [(0, 0)] * len(seeds) if origins is None else origins.tolist(), strict=True)
-    ):
-        lanes = _splitmix64_int16(counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed))
-        yield i, (slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
+    every = np.array(seeds, dtype=np.uint64)[:, None, None, None]
+    at_a_time = 1 if origins is not None else max(1, _CHUNK // 4 // max(1, counters.size))
+    starts = [(0, 0)] * batch if origins is None else origins.tolist()
+    for first in range(0, batch, at_a_time):
+        (top, start), some = starts[first], slice(first, first + at_a_time)
+        lanes = _splitmix64_int16(counters[:, : rows - top, : -(-(columns - start) // 4)] + every[some])
+        yield (some, slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
 
 
 def _splitmix64_int16(bits: Any) -> Any:

@@ -103,13 +103,6 @@ def acting_in_attention(method: Method) -> Method | None:
     return Compose(*parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def active_epochs(method: Method, num_epochs: int) -> list[int]:
-    """Return the epochs, from 0, in which all parts of a method are active; if there are none, those of any part."""
-    epochs = range(num_epochs)
-    together = [epoch for epoch in epochs if all(part.active(epoch) for part in method.parts)]
-    return together or [epoch for epoch in epochs if method.active(epoch)]
-
-
 def record_drops(model: PreTrainedModel, drops: Drops, batch: Batch, tokenizer: Any = None) -> dict[str, LayerDrops]:
     """Run a method's training step on a batch without an update, and record what its first changed pass drops.
 
@@ -276,17 +269,6 @@ class TextMaps:
         return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return tokens as text that people read: without the marks of words' beginnings."""
-    found = []
-    for number in ids:
-        token = str(tokenizer.convert_ids_to_tokens(number))
-        # Pieces of WordPiece keep their mark; a part of a character, in vocabularies of bytes, has no text of its own.
-        text = token if token.startswith("##") else str(tokenizer.decode([number])).strip()
-        found.append(token if not text or "\N{REPLACEMENT CHARACTER}" in text else text)
-    return found
-
-
 def text_maps(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -343,7 +325,13 @@ def text_maps(
             dropped = recorded[key].dropped[0].cpu().numpy() if key in recorded else np.zeros(weights.shape, bool)
         maps[key] = LayerMaps(weights, attributions, positions.seen[key].possible[0, 0].cpu().numpy(), dropped)
     (prediction,) = task_type.prediction_rows(outputs, probabilities=False)
-    return TextMaps(tuple(token_texts(tokenizer, row["input_ids"])), prediction, maps)
+    tokens = []
+    for number in row["input_ids"]:
+        token = str(tokenizer.convert_ids_to_tokens(number))
+        # Pieces of WordPiece keep their mark; a part of a character, in vocabularies of bytes, has no text of its own.
+        text = token if token.startswith("##") else str(tokenizer.decode([number])).strip()
+        tokens.append(token if not text or "\N{REPLACEMENT CHARACTER}" in text else text)
+    return TextMaps(tuple(tokens), prediction, maps)
 
 
 # Models before and after training ------------------------------------------------------------------------------------
@@ -370,6 +358,7 @@ class Stages:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
         long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.tokenization`.
+        method: The method whose drops are shown; None: no method drops anything in attention.
     """
 
     stages: tuple[Stage, ...]
@@ -378,12 +367,7 @@ class Stages:
     num_texts: int | None
     max_length: int | None
     long_texts: str = HEAD
-
-    @property
-    def method(self) -> Method | None:
-        """The method whose drops are shown; None: no method drops anything in attention."""
-        drops = self.stages[-1].drops
-        return None if drops is None else drops.method
+    method: Method | None = None
 
 
 def load_stages(
@@ -423,7 +407,11 @@ def load_stages(
             given = given_options(shown.name, shown.options()) | spelled_options(shown.name, settings)
             shown = build_method(shown.name, given)
     acting = acting_in_attention(shown)
-    active = [] if acting is None else active_epochs(acting, max(2, epochs))
+    active: list[int] = []
+    if acting is not None:  # the epochs in which all of its parts are active or, if there are none, any part
+        every = range(max(2, epochs))
+        together = [epoch for epoch in every if all(part.active(epoch) for part in acting.parts)]
+        active = together or [epoch for epoch in every if acting.active(epoch)]
     stages = found.stages
     if acting is not None and active:
         first = Drops(acting, seed, 0, steps, active[0])
@@ -436,7 +424,7 @@ def load_stages(
             stages = (*stages[:-1], replace(stages[-1], drops=last))
     for stage in stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
-    return replace(found, stages=stages)
+    return replace(found, stages=stages, method=acting if active else None)
 
 
 def _of_model(name: str, seed: int) -> Stages:

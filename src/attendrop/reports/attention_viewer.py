@@ -14,7 +14,6 @@ import numpy as np
 from markupsafe import Markup
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, given_options
 from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_stages, text_maps
 from attendrop.reports.figures import MUTED, SERIES
@@ -57,11 +56,6 @@ class ShownText:
     stages: tuple[TextMaps, ...]
     label: str | None = None
     note: str = ""
-
-    @property
-    def tokens(self) -> int:
-        """Number of its tokens that are shown."""
-        return len(self.stages[0].tokens)
 
 
 def show_texts(
@@ -162,7 +156,7 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
     if stages.method is not None:
         crosses = alt.binding_checkbox(name=f"Cross out what {stages.method.name} drops")
         params.append(alt.param("crosses", value=True, bind=crosses))
-    side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(shown.tokens for shown in texts)))
+    side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(len(shown.stages[0].tokens) for shown in texts)))
     crossed = stages.method is not None
     above = [_map(place, stage.name, chosen, side, crosses=crossed) for place, stage in enumerate(stages.stages)]
     below = [_overview(place, chosen, count, len(layers)) for place in range(len(stages.stages))]
@@ -300,22 +294,18 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     if (size := len(page.encode())) > MOST_BYTES:
         raise AttendropError(
             f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give a lower --max-length than "
-            f"{max(shown.tokens for shown in texts)}, fewer layers (--layers), or fewer texts."
+            f"{max(len(shown.stages[0].tokens) for shown in texts)}, fewer layers (--layers), or fewer texts."
         )
     return page
 
 
 def _about(stages: Stages, attribution: str = "gradient") -> Markup:
-    method = stages.method and method_in_words(stages.method)
+    method = stages.method and stages.method.name
+    if stages.method is not None:
+        own = given_options(stages.method.name, stages.method.options())
+        method = f"{method} with {', '.join(f'{name}={value}' for name, value in own.items()) or 'its default options'}"
     score = stages.task_type.attributed
     return render("explanation", method=method, attribution=attribution, stages=stages.stages, score=score)
-
-
-def method_in_words(method: Method) -> str:
-    """Write a method with the options that are not its default, such as ``NAME with p=0.5``."""
-    own = given_options(method.name, method.options())
-    options = ", ".join(f"{name}={value}" for name, value in own.items())
-    return f"{method.name} with {options or 'its default options'}"
 
 
 def attention_part(results: Results, texts: Sequence[str], pairs: Sequence[str], device: str) -> tuple[Section, str]:

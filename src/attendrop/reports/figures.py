@@ -270,22 +270,21 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
 
 def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
-
-    def size(setting: ReportedSetting) -> int:
-        return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
-
     groups: dict[str, list[ReportedSetting]] = {}
+    sizes: dict[str, int] = {}
     for setting in results.settings:
         if setting.answer.rows:
             of, given = setting.runs[0].metrics, setting.runs[0].options
+            sizes[setting.name] = int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
             # These options only choose the number of rows.
             options = {name: value for name, value in given.items() if name not in ("max_train_samples", "shots")}
             key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
             groups.setdefault(key, []).append(setting)
     figures = []
-    for group in (sorted(group, key=size) for group in groups.values()):
+    for group in (sorted(group, key=lambda setting: sizes[setting.name]) for group in groups.values()):
         common = set.intersection(*({row.label for row in setting.answer.rows} for setting in group))
-        if len({size(setting) for setting in group}) < 2 or not common:
+        counts = sorted({sizes[setting.name] for setting in group})
+        if len(counts) < 2 or not common:
             continue
         methods, left_out = _shown_methods(group[-1], common, looks)
         metric, digits = group[0].answer.metric, max(each.answer.decimals for each in group)
@@ -295,17 +294,17 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
             for setting in group:
                 row = next(row for row in setting.answer.rows if row.label == label)
                 every += row.scores.values()
-                record: dict[str, Any] = {"method": label, "training rows": str(size(setting))}
+                record: dict[str, Any] = {"method": label, "training rows": str(sizes[setting.name])}
                 record |= {metric: number(row.mean, digits), "low": "-", "high": "-", "seeds": str(row.n)}
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
                     record |= {"_low": found.low, "_high": min((0.0 if metric.startswith("neg_") else 1.0), found.high)}
                     record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
-                records.append(record | {"_x": size(setting), "_y": row.mean})
+                records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
         base, values = chart_of(records)
         # Of all seeds: intervals of two seeds would dominate the plot.
         space, (color, shape) = 0.2 * (max(every) - min(every)) or 0.01, _of_methods(methods)
-        limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=sorted(map(size, group)))
+        limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=counts)
         base = base.encode(
             x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log")),
             y=alt.Y("_y:Q", title=metric, scale=alt.Scale(domain=limits, nice=False)),
@@ -351,9 +350,24 @@ def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     return found or "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
+def coverage(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the accuracy of the answers to the most confident rows over the percentage of these, of each method."""
+    reports = [(run.label, run.metrics.get("report") or {}) for run in setting.runs]
+    points = [
+        (label, round(100 * each["coverage"]), each["accuracy"])
+        for label, report in reports
+        for each in report.get("coverage", ())
+    ]
+    caption = "Accuracy if only the most confident answers are accepted, on the rows of the score. "
+    over, panels = "rows accepted, %", {"accuracy": points}
+    found = _over_epochs("coverage", "Accuracy at coverage", setting, looks, panels, caption, over)
+    return found or "no run is of classes with one class a row"
+
+
 def _scored_rows(setting: ReportedSetting) -> str:
     """Describe the rows on which epochs are scored."""
-    flattered = dict.fromkeys(run.label for run in setting.runs if run.scored_epochs and run.selects_on_reported)
+    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
+    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
     told = "rows held out of the training data, which are never those of the final score"
     if flattered:
         told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
@@ -367,8 +381,11 @@ def _over_epochs(
     looks: Looks,
     panels: Mapping[str, Sequence[tuple[str, int, float | None]]],
     caption: str,
+    over: str = "epoch",
 ) -> list[Figure]:
     """Draw panels by their name, one above the other, of ``(label, epoch, value)``; values that are none are left out.
+
+    Instead of epochs, the values may be ``over`` other whole numbers.
 
     Returns one figure, or none if there is no value.
     """
@@ -388,7 +405,7 @@ def _over_epochs(
         records: list[dict[str, Any]] = []
         for label in (label for label in methods if label in by_epoch.index):
             for epoch, *drawn, seeds in by_epoch.loc[label].itertuples(name=None):
-                record: dict[str, Any] = {"method": label, "epoch": str(epoch), "value of": name, "_x": epoch}
+                record: dict[str, Any] = {"method": label, over: str(epoch), "value of": name, "_x": epoch}
                 for what, value in zip(("mean", "lowest", "highest"), drawn, strict=True):
                     record |= {what: number(value, digits), f"_{what}": value}
                 records.append(record | {"seeds": str(seeds)})
@@ -396,7 +413,7 @@ def _over_epochs(
         epochs = sorted({record["_x"] for record in records})
         axis = alt.Axis(values=epochs[:: -(-len(epochs) // 12)], format="d", grid=False)
         base = base.encode(
-            x=alt.X("_x:Q", title="epoch", axis=axis, scale=alt.Scale(zero=False)),
+            x=alt.X("_x:Q", title=over, axis=axis, scale=alt.Scale(zero=False)),
             y=alt.Y("_mean:Q", title=name, scale=alt.Scale(zero=False)),
             color=color,
         )
@@ -571,6 +588,7 @@ _OF_SETTING: dict[str, Callable[..., list[Figure] | str]] = {
     "Cost against gain": cost_against_gain,
     "Learning curves": learning_curves,
     "Convergence": convergence,
+    "Accuracy at coverage": coverage,
     "Drop probability of each layer": drop_probabilities,
     "Scores over a grid, with and without an option": grid_spread,
     "Heat map of a grid": heat_maps,

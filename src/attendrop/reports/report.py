@@ -104,7 +104,15 @@ def write_report(
     if viewer:
         attention, reason = attention_part(results, texts, pairs, device)
         sections.insert(-1, attention)
-    contents = {PAGE: _page(results, sections)}
+    answers = [each.answer for each in results.settings]
+    models = ", ".join(dict.fromkeys(Path(each.model).name for each in answers))
+    rows = list(dict.fromkeys(each.scored_on for each in answers))
+    rows_told = "; ".join(rows[:3]) + (f"; and {len(rows) - 3} more" if len(rows) > 3 else "")
+    metrics = ", ".join(dict.fromkeys(each.metric for each in answers))
+    runs = counted(sum(len(each.runs) for each in results.settings), "run")
+    summary = f"{metrics} of {models} on {rows_told}; {runs}; attendrop {attendrop.__version__}."
+    page = render_page(f"Report of {results.folder.resolve().name}", sections, summary=summary)
+    contents = {PAGE: page.encode()}
     if len(table.cells):
         tables = {"table.md": table.markdown(), "table.tex": table.latex(), "table.csv": table.csv()}
         contents |= {file: text.encode("utf-8", "replace") for file, text in tables.items()}
@@ -150,16 +158,6 @@ def _write(output: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> N
 
 
 # The page: the decision with its figures, then errors, methods, figures, and each run --------------------------------
-
-
-def _page(results: Results, sections: Sequence[Section]) -> bytes:
-    models = ", ".join(dict.fromkeys(Path(each.answer.model).name for each in results.settings))
-    rows = list(dict.fromkeys(each.answer.scored_on for each in results.settings))
-    names = "; ".join(rows[:3]) + (f"; and {len(rows) - 3} more" if len(rows) > 3 else "")
-    count = counted(sum(len(each.runs) for each in results.settings), "run")
-    metrics = ", ".join(dict.fromkeys(each.answer.metric for each in results.settings))
-    summary = f"{metrics} of {models} on {names}; {count}; attendrop {attendrop.__version__}."
-    return render_page(f"Report of {results.folder.resolve().name}", sections, summary=summary).encode()
 
 
 def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -> list[Section]:
@@ -268,7 +266,7 @@ def _runs(results: Results) -> Any:
     for setting in results.settings:
         for run in (run for own in setting.by_label.values() for run in own):
             # A run whose epoch was chosen on the rows of its score has no selection score.
-            selected = None if run.selects_on_reported else run.metrics.get("selection_score")
+            selected = None if run.metrics.get("protocol") == "paper" else run.metrics.get("selection_score")
             values = [finite(value) for value in (run.metrics.get("score"), selected)]
             told = ["-" if value is None else number(value, setting.answer.decimals) for value in values]
             own = [run.label, *([setting.name] if several else []), str(run.metrics["seed"])]

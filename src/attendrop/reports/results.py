@@ -47,11 +47,6 @@ class ReportedRun:
         found = before["history"] if before else self.metrics.get("history") or ()
         return [entry for entry in found if entry["selection"]]
 
-    @property
-    def selects_on_reported(self) -> bool:
-        """Whether the rows that score its epochs are those of its final score: protocol ``paper``."""
-        return bool(self.metrics.get("protocol") == "paper")
-
 
 @dataclass(frozen=True)
 class ReportedSetting:
@@ -108,7 +103,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
-    runs = list(_finished_runs(runs_folder(folder)))
+    # The model that a comparison keeps is beside the folder of its runs.
+    runs = list(_finished_runs(folder / RUNS if (folder / RUNS).is_dir() else folder))
     failed = {name: failure["error"] for name, failure in read_failures(folder).items()}
     listed = read_json(folder / COMPARED, {"reference": str, "settings": dict})
     against, compared, notes = REFERENCE, dict[str, dict[str, dict[str, Any]]](), []
@@ -155,11 +151,6 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
     return Results(folder, tuple(settings), overall, tuple(notes))
-
-
-def runs_folder(folder: Path) -> Path:
-    """Return the folder of all runs: not that of the model that a comparison keeps beside them."""
-    return folder / RUNS if (folder / RUNS).is_dir() else folder
 
 
 def _finished_runs(folder: Path) -> Iterator[ReportedRun]:

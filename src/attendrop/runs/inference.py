@@ -30,11 +30,13 @@ from attendrop.runs.run_folder import (
     input_files,
     is_baseline,
     read_finished,
+    read_metrics,
     read_run,
     run_options,
 )
 from attendrop.support.files import check_output
 from attendrop.support.models import compute_device
+from attendrop.tasks.acceptance import accepted_share, with_acceptance
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
@@ -57,13 +59,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunModel:
-    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run."""
+    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run.
+
+    ``accept`` says which answers are accepted (:func:`attendrop.tasks.acceptance.choose_threshold`); None if it is not
+    known, because ``--accept`` was not asked for.
+    """
 
     folder: str
     model: PreTrainedModel | BaselineModel
     tokenizer: PreTrainedTokenizerBase
     task_type: TaskType
     options: dict[str, Any]
+    accept: dict[str, Any] | None = None
 
     def outputs(
         self,
@@ -111,7 +118,8 @@ class RunModel:
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
             outputs = reads.checked(self.outputs(columns, task, Source())[1])
-            found += reads.prediction_rows(outputs, columns, probabilities=probabilities)
+            answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
+            found += with_acceptance(answers, outputs, self.accept)
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
@@ -130,11 +138,12 @@ def load_run(
     is not whole or has no trained head.
     """
     check_finished(run_dir)
-    options = run_options(run_dir)
+    options, accept = run_options(run_dir), (read_metrics(Path(run_dir)) or {}).get("accept")
     task_options = {**options.get("task_options", {}), **task_options}
     if is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
-        return RunModel(run_dir, baseline, baseline.tokenizer, baseline.task_type.with_options(task_options), options)
+        task_type = baseline.task_type.with_options(task_options)
+        return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
     elif model.base_model is model:
@@ -144,7 +153,7 @@ def load_run(
         fit_tokenizer(run_dir, model, tokenizer)
     task_type = task_type_of_model(model.config).with_options(task_options)
     task_type.prepare(model, tokenizer)
-    return RunModel(run_dir, model, tokenizer, task_type, options)
+    return RunModel(run_dir, model, tokenizer, task_type, options, accept)
 
 
 @dataclass(frozen=True)
@@ -268,6 +277,12 @@ def evaluate(
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
+        if found["report"] is not None and model.accept is not None and rows.reading is None:
+            evaluated = {*map(Path.resolve, files_of(model.options.get("eval_file") or ""))}
+            chosen_here = source.task is None and (
+                source.file is None or bool(evaluated & {*map(Path.resolve, files_of(source.file))})
+            )
+            found["report"]["accept"] = accepted_share(every, labels, model.accept) | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
     return found
@@ -290,7 +305,8 @@ def predict(
         run_dir: The folder of a finished run.
         source: The data to predict.
         output: A .tsv, .csv, .jsonl or .conll file; for GLUE tasks it gets the columns of a submission. ``"-"``:
-            standard output.
+            standard output. If the run was asked which answers to ``accept``, tables have ``confidence`` and
+            ``accepted``.
         format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
         keep_columns: Also write the columns of the input file.
@@ -309,7 +325,7 @@ def predict(
     rows = _open_rows(model, source, "test")
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
-        escape_formulas=escape_formulas, bad=rows.bad,
+        escape_formulas=escape_formulas, bad=rows.bad, accept=model.accept if rows.reading is None else None,
     ) as writer:  # fmt: skip
         for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)

@@ -57,7 +57,8 @@ class TextPredictor:
                 to be tagged are a list, or a text with spaces between them. Other columns (``--with-columns``) stand in
                 front of the text, as in training: ``channel: mail | ...``.
             probabilities: Return a dict each, with the columns that ``attendrop predict --probabilities`` writes: for
-                classes ``label``, its ``probability`` and ``probability_CLASS`` of each class.
+                classes ``label``, its ``probability`` and ``probability_CLASS`` of each class; and, if the model was
+                trained with ``accept``, its ``confidence`` and whether it is ``accepted``.
 
         Returns:
             The name of the class of each text; for other kinds of tasks, what is in the column of answers of

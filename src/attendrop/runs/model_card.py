@@ -11,6 +11,7 @@ from typing import Any
 
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.support.files import lasting_name
+from attendrop.tasks.acceptance import promise
 from attendrop.tasks.table import files_of
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import counted, in_markdown, interval_of, score_text
@@ -49,7 +50,8 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
     front = _front_matter("peft" if is_adapter else "transformers", task_type, method, base=base if is_on_hub else None)
-    papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
+    sources = (part.info for part in parts if part.info.paper)
+    papers = dict.fromkeys(f"- [{info.paper}]({info.link})" if info.link else f"- {info.paper}" for info in sources)
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     values = config | metrics["training"]
     training = {f"`{name}`": values[name] for name in _TRAINING if values[name] is not None}
@@ -81,6 +83,7 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
         f"## Data\n\n{_data(metrics)}",
         f"## Protocol\n\n{protocol}",
         f"## Scores\n\n{_scores(metrics)}",
+        f"## Which answers to trust\n\n{promise(metrics['accept'])}" if "accept" in metrics else "",
         f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         f"## Training\n\n{_table('option', training)}",
@@ -209,7 +212,7 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 {_scores(metrics)}
 
-## Method
+{f"{promise(metrics['accept'])}{chr(10) * 2}" if "accept" in metrics else ""}## Method
 
 `{metrics["method"]}`. `attendrop predict` and `attendrop evaluate` read this folder, transformers does not.
 

@@ -158,19 +158,6 @@ def skips_step(optimizer: Optimizer) -> bool:
     return found_inf is not None and bool(found_inf)
 
 
-@torch.no_grad()
-def unscale(optimizer: Optimizer) -> None:
-    """Unscale the gradients in a hook before a step, as the optimizer would do in the step."""
-    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
-    if scale is None:
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.div_(scale.to(parameter.grad.device))
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
-
-
 def sharding_mesh(model: nn.Module) -> Any:
     """Return the device mesh over which a model's parameters are divided; None for a model that is whole.
 
@@ -198,7 +185,9 @@ def true_everywhere(model: nn.Module, value: bool) -> bool:
 
 
 def gathered(value: Any, group: Any = None) -> list[Any]:
-    """Return what the processes of a group pass, in the order of their ranks."""
+    """Return what the processes of a group pass, in the order of their ranks; of a single process, its own."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [value]
     found: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(found, value, group=group)
     return found

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import random
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
-from operator import itemgetter
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -32,12 +30,11 @@ from attendrop.methods.core.base import (
     MethodState,
     check_state,
     refuse_conflicts,
-    refuse_sharded,
     refuse_with_adapter,
 )
 from attendrop.methods.core.context import (
     ComputeLoss,
-    LabelledData,
+    LabelledRows,
     Processes,
     RunningStatistics,
     StepContext,
@@ -60,8 +57,6 @@ from attendrop.support.models import (
     number_of_rows,
     sharding_mesh,
     skips_step,
-    to_device,
-    unscale,
 )
 from attendrop.wording import counted
 
@@ -150,13 +145,17 @@ class Regularization:
         try:
             if has_adapter(self.model):
                 refuse_with_adapter(self.method)
-            if sharding_mesh(self.model) is not None:
-                refuse_sharded(self.method)
+            whole = next((part for part in self.method.parts if part.needs_whole_model), None)
+            if whole is not None and sharding_mesh(self.model) is not None:
+                raise AttendropError(
+                    f"Method '{whole.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
+                    "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
+                )
             if compiles or compiled_model is not None or is_compiled(training.model):
-                import torch._dynamo
+                import torch._dynamo as dynamo  # only then: it takes seconds to import
 
                 # Such code ignores added and removed hooks by default.
-                self._open.enter_context(torch._dynamo.config.patch(skip_nnmodule_hook_guards=False))
+                self._open.enter_context(dynamo.config.patch(skip_nnmodule_hook_guards=False))
                 torch.compiler.reset()
             if self.method.info.uses_attention:
                 self.adapter = ModelAdapter(self.model)
@@ -170,10 +169,17 @@ class Regularization:
                     )
                 parameters, optimizer = dict(self.model.named_parameters()), self.training.optimizer
 
+                @torch.no_grad()
                 def edit() -> None:
-                    if not skips_step(optimizer):
-                        unscale(optimizer)
-                        self.method_state.edit_gradients(parameters)
+                    if skips_step(optimizer):
+                        return
+                    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+                    if scale is not None:  # of float16: unscale them, as the optimizer would do in the step
+                        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                            if parameter.grad is not None:
+                                parameter.grad.div_(scale.to(parameter.grad.device))
+                        optimizer.grad_scale = None  # type: ignore[attr-defined]
+                    self.method_state.edit_gradients(parameters)
 
                 self._open.callback(before_step(optimizer, edit).remove)
             if self.adapter is not None:
@@ -340,7 +346,7 @@ class Regularization:
             )
         methods = [] if self.idle else [state.method for state in self.method_state.parts]
         epoch = self.epoch or 0
-        taking_part = [method for method in methods if method.takes_part(epoch)]  # those that act, or observe it
+        taking_part = [method for method in methods if method.active(epoch) or method.needs_rows]  # or observe it
         self._statistics.passes += 1
         self._statistics.active.update(method.source for method in taking_part if method.active(epoch))
         if not taking_part:
@@ -400,7 +406,7 @@ class Regularization:
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
             evaluate=additional_pass,
-            adapter_if_any=self.adapter,
+            adapter=cast(ModelAdapter, self.adapter),
         )
         if self.adapter is not None:
             self.adapter.trace(context.inputs)
@@ -579,58 +585,16 @@ def regularize(
         regularization.close()
 
 
-class LabelledRows(LabelledData):
-    """Batches that ``collate`` makes of the rows of a data set with random access, on a device."""
-
-    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
-        if not len(rows):
-            raise AttendropError("The data is empty.")
-        self.rows = rows
-        self.collate = collate
-        self.device = device
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
-        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer)."""
-        generator, rows = random.Random(seed), range(len(self.rows))
-        return [self._batch(generator.sample(rows, min(size, len(rows)))) for _ in range(count)]
-
-    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
-        for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
-            yield self._batch(range(start, min(start + size, len(self.rows))))
-
-    def _batch(self, numbers: Iterable[int]) -> Batch:
-        return to_device(self.collate([self.rows[i] for i in numbers]), self.device)
-
-
-class LabelledBatches(LabelledRows):
-    """Labelled rows that are given as batches, which are used as they are: ``size`` has no effect."""
-
-    def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
-        super().__init__(batches, itemgetter(0), device)
-
-    def __len__(self) -> int:
-        return sum(number_of_rows(batch) for batch in self.rows)
-
-    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
-        return super().sample(seed, count, 1)
-
-    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
-        return super().iter_batches(1, processes)
-
-
-def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
+def labelled_data(name: str, value: Any, device: torch.device) -> LabelledRows | None:
     """Make labelled data of a ``DataLoader`` over a data set with random access, or of a list of batches."""
-    if value is None or isinstance(value, LabelledData):
+    if value is None or isinstance(value, LabelledRows):
         return value
     if isinstance(value, DataLoader):
         if is_stream(value.dataset):
             raise AttendropError(f"{name} is a loader over a stream; pass one over a data set with random access.")
         return LabelledRows(value.dataset, value.collate_fn, device)
     if isinstance(value, Sequence) and all(isinstance(batch, Mapping) for batch in value):
-        return LabelledBatches(value, device)
+        return LabelledRows(value, None, device)
     raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(value).__name__}.")
 
 

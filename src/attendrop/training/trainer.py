@@ -36,12 +36,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import FineTune, Method, MethodState
-from attendrop.methods.core.context import Processes, RunningStatistics, TrainingContext, tokens_of
+from attendrop.methods.core.context import LabelledRows, Processes, RunningStatistics, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.support.files import disk_errors
 from attendrop.support.models import ANSWER_MASK, ROW_INDEX, Batch, freeze_unsaved, gathered, sharding_mesh
 from attendrop.training import checkpoints
-from attendrop.training.regularization import LabelledRows, Regularization, is_stream
+from attendrop.training.regularization import Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
 
@@ -164,12 +164,12 @@ class RegularizedTrainer(Trainer):
     def begin_training(self) -> None:
         """Apply the method to the model that the trainer has prepared."""
         self._end()
-        self._loss = trainer_loss = TrainerLoss(self, self.regularizer)
+        self._loss = trainer_loss = TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
         training = TrainingContext(
             model=self.accelerator.unwrap_model(self.model),
             evaluate=trainer_loss.evaluate,
             seed=self.args.seed,
-            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes, self._gather),
+            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes, gathered),
             total_steps=self.state.max_steps,
             optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
             max_grad_norm=self.args.max_grad_norm or None,
@@ -265,9 +265,6 @@ class RegularizedTrainer(Trainer):
             return counts
         total: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
         return total
-
-    def _gather(self, value: Any) -> list[Any]:
-        return [value] if self.args.world_size == 1 else gathered(value)
 
     def _refuse_unsupported(self) -> None:
         """Refuse what is not supported; find the rows that the method scores models on, if none were passed."""
@@ -457,7 +454,7 @@ class RegularizedTrainer(Trainer):
                 total = self._over_processes(self._tr_loss).item() / world_size
                 state = regularization.state_dict()
                 state["loss"] = {"sum": total, "since_step": self._globalstep_last_logged}
-                state["statistics"] = RunningStatistics.merged(self._gather(state["statistics"])).state_dict()
+                state["statistics"] = RunningStatistics.merged(gathered(state["statistics"])).state_dict()
                 self.accelerator.wait_for_everyone()
                 if self.args.should_save:
                     checkpoints.write_manifest(checkpoint, self.regularizer, state)
@@ -495,14 +492,9 @@ class RegularizedTrainer(Trainer):
             ]
         number: Tensor | int | None = super()._get_num_items_in_batch(counted, device)  # of all processes
         if self._evaluates and self.args.world_size > 1 and number is not None:
-            self._loss = self._loss or TrainerLoss(self, self.regularizer)
+            self._loss = self._loss or TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
             number = None if self._loss.is_mean(batch_samples[0]) else number
         return number
-
-    @property
-    def loss_shifts_labels(self) -> bool:
-        """Whether the loss predicts each label from the tokens before it."""
-        return bool(self._loss_shifts_labels)
 
 
 def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:

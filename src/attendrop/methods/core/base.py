@@ -6,8 +6,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import partial, reduce, update_wrapper
 from itertools import chain
+from operator import or_
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -97,10 +98,6 @@ class MethodInfo:
     reports_all_effects: bool = True
     inactive_epochs_hint: str = ""
 
-    def citation(self) -> str:
-        """Return the paper in Markdown, with its link if it has one; empty if there is none."""
-        return f"[{self.paper}]({self.link})" if self.link else self.paper
-
     def measured(self) -> str:
         """Return the evidence in sentences that name the setting of each; empty if there is none."""
         lines = ((" ".join(f"{name}={value}" for name, value in found.items()), text) for found, text in self.evidence)
@@ -118,11 +115,6 @@ RULES = (
     Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both replace the model's dropout of attention weights."),
     Rule(SCORES_ROWS, SCORES_ROWS, "Both need held-out labelled rows."),
 )
-
-
-def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
-    """Return the general rules, followed by each method's ``own`` rules."""
-    return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
 
 
 @dataclass(frozen=True)
@@ -239,16 +231,18 @@ class Method:
     Attributes:
         info: Facts of the method.
         name: Name on the command line and in checkpoints, that of ``info``.
+        source: Name in logs: with ``_`` for ``-``.
     """
 
     info: ClassVar[MethodInfo]
     name: ClassVar[str]
+    source: ClassVar[str]
     state_class: ClassVar[type[MethodState]] = MethodState
     """Class of its state."""
 
     def __init_subclass__(cls) -> None:
         if "info" in vars(cls):
-            cls.name = cls.info.name
+            cls.name, cls.source = cls.info.name, cls.info.name.replace("-", "_")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -283,10 +277,6 @@ class Method:
     def active(self, epoch: int) -> bool:
         """Return whether the method is active in ``epoch``, counted from 0."""
         return True
-
-    def takes_part(self, epoch: int) -> bool:
-        """Return whether the method takes part in the passes of ``epoch``: it is active, or observes its rows."""
-        return self.active(epoch) or self.needs_rows
 
     def needs_epoch(self) -> bool:
         """Return whether a part of the method acts in some epochs only; looks at the first hundred."""
@@ -345,11 +335,6 @@ class Method:
         return None
 
     # What follows from the options and the declared facts.
-
-    @property
-    def source(self) -> str:
-        """Name in logs."""
-        return self.name.replace("-", "_")
 
     @property
     def parts(self) -> tuple[Method, ...]:
@@ -453,16 +438,6 @@ def check_state(method: Method, state: object) -> MethodState:
     return state
 
 
-def refuse_sharded(method: Method) -> None:
-    """Raise AttendropError if a method cannot act on a model whose parameters are divided among processes."""
-    for part in method.parts:
-        if part.needs_whole_model:
-            raise AttendropError(
-                f"Method '{part.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
-                "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
-            )
-
-
 def refuse_with_adapter(method: Method) -> None:
     """Raise AttendropError if a method cannot act on a model with an adapter."""
     for part in method.parts:
@@ -482,8 +457,8 @@ def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = la
     return update_wrapper(call, hook)
 
 
-def _merged(found: list[Any]) -> dict[str, Any]:
-    return {name: value for each in found for name, value in each.items()}
+# Of the results of several parts, which are dictionaries.
+_merged: Callable[[list[Any]], dict[str, Any]] = partial(reduce, or_)
 
 
 class ComposedState(MethodState):
@@ -510,7 +485,7 @@ class ComposedState(MethodState):
         leader: MethodState | None = None
         batch = context.batch
         for state in self.ordered:
-            if not state.method.takes_part(context.epoch or 0):
+            if not (state.method.active(context.epoch or 0) or state.method.needs_rows):  # which observes the rows
                 continue
             if state.method.defines("loss"):
                 leader = state
@@ -602,6 +577,7 @@ class Compose(Method):
         info = MethodInfo("+".join(part.name for part in flat), "several methods at once", **any_of)
         object.__setattr__(self, "info", info)
         object.__setattr__(self, "name", info.name)
+        object.__setattr__(self, "source", info.name.replace("-", "_"))
         refuse_conflicts(flat)
 
     @property
@@ -634,7 +610,7 @@ class Compose(Method):
 
 def refuse_conflicts(methods: Sequence[Method]) -> None:
     """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
-    rules = rules_among(method.info.rules for method in methods)
+    rules = dict.fromkeys((*chain.from_iterable(method.info.rules for method in methods), *RULES))
     for number, one in enumerate(methods):
         for other in methods[:number]:
             if one.name == other.name:

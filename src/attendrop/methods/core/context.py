@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import digits
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +18,18 @@ from torch import Tensor, nn
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.randomness.keyed_random import SampleKey
-from attendrop.support.models import Batch, model_inputs
+from attendrop.support.models import Batch, model_inputs, number_of_rows, to_device
 
 if TYPE_CHECKING:
     from attendrop.attention.adapter import ModelAdapter
 
 
-class ComputeLoss(Protocol):
-    """Forward pass: returns ``(loss, outputs)`` of a batch, under an optional plan.
+ComputeLoss = Callable[..., tuple[Tensor, Any]]
+"""Forward pass, ``compute_loss(batch, plan=None, model=None) -> (loss, outputs)``, positional arguments only.
 
-    The loss is a mean over the micro-batch. The loss that a method returns, with its penalties, is weighted afterwards
-    for gradient accumulation and DDP. ``model`` is an unwrapped copy to run in place of the trained model.
-    """
-
-    def __call__(
-        self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /
-    ) -> tuple[Tensor, Any]: ...
+The loss is a mean over the micro-batch. The loss that a method returns, with its penalties, is weighted afterwards for
+gradient accumulation and DDP. ``model`` is an unwrapped copy to run in place of the trained model.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,19 +49,43 @@ class Processes:
     gather: Callable[[Any], list[Any]] = lambda value: [value]
 
 
-@runtime_checkable
-class LabelledData(Protocol):
-    """Labelled rows that a method may read beside the training batches."""
+class LabelledRows:
+    """Labelled rows that a method may read beside the training batches.
 
-    def __len__(self) -> int: ...
+    Args:
+        rows: A data set with random access, or a list of batches.
+        collate: Makes a batch of rows. None: ``rows`` are batches, which are used as they are, whatever the ``size``.
+        device: Device of the batches, the model's.
 
-    def sample(self, seed: int, count: int, size: int) -> Sequence[Batch]:
-        """Sample ``count`` batches of ``size`` rows each, on the model's device."""
-        ...
+    Raises:
+        AttendropError: There are no rows.
+    """
+
+    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any] | None, device: torch.device) -> None:
+        if not len(rows):
+            raise AttendropError("The data is empty.")
+        self.rows = rows
+        self.collate = collate
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.collate else sum(map(number_of_rows, self.rows))
+
+    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
+        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer)."""
+        generator, rows = random.Random(seed), range(len(self.rows))
+        size = min(size if self.collate else 1, len(rows))
+        return [self._batch(generator.sample(rows, size)) for _ in range(count)]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
-        """Iterate once over all rows in batches of ``size``, on the model's device; each rank gets its part of them."""
-        ...
+        """Iterate once over all rows in batches of ``size``; each rank gets its part of them."""
+        size = size if self.collate else 1
+        for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
+            yield self._batch(range(start, min(start + size, len(self.rows))))
+
+    def _batch(self, numbers: Iterable[int]) -> Batch:
+        rows = [self.rows[i] for i in numbers]
+        return to_device(self.collate(rows) if self.collate else rows[0], self.device)
 
 
 @dataclass(frozen=True)
@@ -101,8 +122,8 @@ class TrainingContext:
     optimizer: torch.optim.Optimizer | None = None
     max_grad_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
-    reward_data: LabelledData | None = None
-    train_data: LabelledData | None = None
+    reward_data: LabelledRows | None = None
+    train_data: LabelledRows | None = None
     metric: Callable[[Tensor, Batch], float] | None = None
     mask_token: int | None = None
     special_tokens: tuple[int, ...] = ()
@@ -241,7 +262,8 @@ class StepContext:
             computed outside the model), or what a trainer makes of them. None: all columns.
         evaluate: Computes the loss of a batch in an additional pass with a plan, as training does, and the outputs;
             None where nothing is trained.
-        adapter_if_any: The model's adapter; None if :attr:`Method.uses_attention` is False.
+        adapter: The model's adapter: its attention layers, and additional passes of the method. None, which no method
+            meets that declares that it acts on attention, if :attr:`Method.uses_attention` is False.
     """
 
     model: nn.Module
@@ -255,13 +277,7 @@ class StepContext:
     loss_scale: float = 1.0
     as_inputs: Callable[[Batch], Batch] | None = None
     evaluate: Callable[[Batch, Plan], tuple[Tensor, Any]] | None = None
-    adapter_if_any: ModelAdapter | None = None
-
-    @property
-    def adapter(self) -> ModelAdapter:
-        """Adapter of the model: its attention layers, and additional passes of the method."""
-        assert self.adapter_if_any is not None
-        return self.adapter_if_any
+    adapter: ModelAdapter = cast("ModelAdapter", None)  # noqa: RUF009
 
     @cached_property
     def inputs(self) -> Batch:
