@@ -52,7 +52,7 @@ REFUSED = [
     ([[4, 7, "PER"]], "the span [4, 7, 'PER'], 'Ann', begins or ends within a word"),
     ([[5, 8, "PER"]], "'nna', begins or ends within a word"),
     ([[3, 4, "PER"]], "' ', begins or ends within a word"),
-    ([[4, 14, "PER"], [9, 17, "ORG"]], "the spans [4, 14, 'PER'] and [9, 17, 'ORG'] overlap, and a word has one tag"),
+    ([[9, 15, "PER"], [14, 17, "ORG"]], "the spans [9, 15, 'PER'] and [14, 17, 'ORG'] overlap, and a word has one tag"),
     ([[4, 8, "PER"], [4, 8, "ORG"]], "overlap"),
     ([[4.0, 8, "PER"]], "is no span; write [start, end, type]"),
     ([[4, 8]], "is no span"),
