@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import Batch, Setting, build_launch_model, made_up, reward_items
 
-from attendrop import ADDrop, AttendOut, FineTune, Mixout, RDrop
+from attendrop import ADDrop, AttendOut, ChildTuning, DropHead, FineTune, Mixout, RDrop
 from attendrop.randomness.device_path import few_kernels
 
 METHODS = {
@@ -29,6 +29,8 @@ METHODS = {
     "AD-DROP, separate pass": ADDrop(layers="all"),
     "random masks": ADDrop(layers="all", attribution="random"),
     "R-Drop": RDrop(),
+    "DropHead": DropHead(schedule="constant"),
+    "Child-Tuning": ChildTuning(),
     "mixout": Mixout(),
     "AttendOut": AttendOut(),
 }

@@ -8,6 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from attendrop.extend import (
     LAYERS,
@@ -32,6 +34,8 @@ from attendrop.extend import (
     sample_layers,
     unit_interval,
 )
+from attendrop.methods.core.context import LayerCounts
+from attendrop.randomness.keyed_random import uniform
 from attendrop.wording import counted
 
 HIGHEST = 0.95
@@ -246,10 +250,22 @@ class DropHead(Method):
     def plan(self, context: StepContext) -> Plan:
         p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
 
+        keys = [layer.key for layer in self.selected_layers(context.adapter.attention_layers)]
+        # Those of all layers that are called alike, chosen when the first of them runs.
+        chosen: dict[tuple[int, int], tuple[dict[str, Tensor], LayerCounts]] = {}
+
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            drop = plan.uniform_heads(call) < p
-            kept = (~drop).sum(1, keepdim=True).double()
-            return plan.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))
+            batch, heads = call.shape[:2]
+            if (batch, heads) not in chosen:
+                drop = uniform(context.key, keys, (len(keys) * batch, heads, 1, 1), None, call.device) < p
+                kept = (~drop).sum(1, keepdim=True).double()
+                factors = (~drop * (heads / kept.clamp(min=1))).to(call.dtype).view(len(keys), batch, 1, heads, 1)
+                possible = torch.full((len(keys),), batch * heads, device=call.device)
+                counts = context.report_layers(keys, drop.view(len(keys), -1).sum(1), possible)
+                chosen[batch, heads] = dict(zip(keys, factors.unbind(), strict=True)), counts
+            factor, counts = chosen[batch, heads][0][call.layer.key], chosen[batch, heads][1]
+            counts.ran.add(keys.index(call.layer.key))
+            return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
 
         return RandomMaskPlan(self, context, make)
 

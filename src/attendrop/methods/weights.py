@@ -154,11 +154,15 @@ class _Free(MethodState):
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         p = self.method.p
         small = {name: parameter for name, parameter in parameters.items() if parameter.numel() <= _SMALL}
-        together: dict[str, Tensor] = {}
         if small:
             sizes, device = [parameter.numel() for parameter in small.values()], next(iter(small.values())).device
             jointly = sample_parameter_mask(p, *self._seed_and_step, "child-tuning", (sum(sizes),), device)
-            together = dict(zip(small, torch.split(jointly, sizes), strict=True))
+            found = {name: parameter.grad for name, parameter in small.items() if parameter.grad is not None}
+            for dtype in {gradient.dtype for gradient in found.values()}:
+                parts = dict(zip(small, torch.split(jointly.to(dtype).mul_(1 / p), sizes), strict=True))
+                own = {name: each for name, each in found.items() if each.dtype == dtype and not each.is_sparse}
+                if own:  # one kernel for many of them
+                    torch._foreach_mul_([*own.values()], [parts[name].view_as(each) for name, each in own.items()])
         for name, parameter in parameters.items():
             gradient = parameter.grad
             if gradient is None:
@@ -168,16 +172,13 @@ class _Free(MethodState):
                     "Child-Tuning does not support sparse gradients; create the embeddings with sparse=False."
                 )
             place = (*self._seed_and_step, f"child-tuning/{name}")
-            if name in together:
-                kept = together[name].view_as(parameter)
-            elif name in self.by_row:  # most rows are zero and stay zero
+            if name in self.by_row and name not in small:  # most rows are zero and stay zero
                 rows = (gradient.amax(1) != 0).logical_or_(gradient.amin(1) != 0).nonzero().flatten()
                 kept = sample_row_mask(p, *place, rows, gradient.shape[1])
                 gradient[rows] *= kept.to(gradient.dtype).mul_(1 / p)
-                continue
-            else:
+            elif name not in small:
                 kept = sample_parameter_mask(p, *place, gradient.shape, gradient.device)
-            gradient.mul_(kept.to(gradient).mul_(1 / p))
+                gradient.mul_(kept.to(gradient).mul_(1 / p))
 
 
 class _Driven(MethodState):

@@ -366,7 +366,8 @@ def coverage(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
 
 def _scored_rows(setting: ReportedSetting) -> str:
     """Describe the rows on which epochs are scored."""
-    flattered = dict.fromkeys(run.label for run in setting.runs if run.scored_epochs and run.selects_on_reported)
+    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
+    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
     told = "rows held out of the training data, which are never those of the final score"
     if flattered:
         told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"

@@ -600,7 +600,7 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     data = task or ""
     if train_file is not None:
         place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
-        data = f"{Path(train_file).stem}-{place[:6]}"
+        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 

@@ -43,7 +43,7 @@ from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, skipped_places, write_skipped
+from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import task_type_of_model
@@ -243,8 +243,9 @@ def evaluate(
             loaded.append(Dataset.from_dict(dict(chunk.columns)))
         for name, values in groups.items():
             values += chunk.columns[name]
-    trained = {*map(Path.resolve, files_of(model.options.get("train_file") or ""))}
-    if source.file and trained & {*map(Path.resolve, files_of(source.file))}:
+    trained, scored = (model.options.get("train_file") or "", source.file or "")
+    same = sheet_of(trained) == sheet_of(scored)
+    if source.file and same and {*map(Path.resolve, files_of(trained))} & {*map(Path.resolve, files_of(scored))}:
         logger.warning(
             "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how well "
             "it does on new ones.",

@@ -50,7 +50,8 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
     front = _front_matter("peft" if is_adapter else "transformers", task_type, method, base=base if is_on_hub else None)
-    papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
+    sources = (part.info for part in parts if part.info.paper)
+    papers = dict.fromkeys(f"- [{info.paper}]({info.link})" if info.link else f"- {info.paper}" for info in sources)
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     values = config | metrics["training"]
     training = {f"`{name}`": values[name] for name in _TRAINING if values[name] is not None}

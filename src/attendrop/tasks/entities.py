@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -128,7 +128,7 @@ def standard_tags(tags: Collection[str]) -> dict[str, str]:
     return {}
 
 
-def are_entity_tags(names: Collection[str]) -> bool:
+def are_entity_tags(names: Iterable[str]) -> bool:
     """Return whether tags mark entities: "O", and others such as "B-PER"."""
     others = set(names) - {OUTSIDE}
     return bool(others) and all(map(_READ_TAG.fullmatch, others))

@@ -909,14 +909,16 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         first, more = start[-1].strip(), list(islice(lines, 1))
         lines, unit = chain(start, more, lines), "line"
         if may_be_array and (not more or first.startswith("[") or not first.endswith("}")):
-            text, found = "".join(lines), None
+            text = "".join(lines)
+            found: Any = None
             try:
                 found = json.loads(text, object_pairs_hook=_without_duplicates)
             except (ValueError, RecursionError) as error:
                 if first.startswith("["):
                     raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
             if isinstance(found, dict) and len(found) == 1:
-                (found,) = found.values()
+                (entry,) = found.values()
+                found = entry if isinstance(entry, list) and all(isinstance(row, dict) for row in entry) else found
             is_array = isinstance(found, list)
             lines, unit = (map(json.dumps, found), "row") if is_array else (io.StringIO(text), "line")
         columns, rows = list[str](), objects(lines)

@@ -98,10 +98,6 @@ class MethodInfo:
     reports_all_effects: bool = True
     inactive_epochs_hint: str = ""
 
-    def citation(self) -> str:
-        """Return the paper in Markdown, with its link if it has one; empty if there is none."""
-        return f"[{self.paper}]({self.link})" if self.link else self.paper
-
     def measured(self) -> str:
         """Return the evidence in sentences that name the setting of each; empty if there is none."""
         lines = ((" ".join(f"{name}={value}" for name, value in found.items()), text) for found, text in self.evidence)
@@ -462,7 +458,7 @@ def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = la
 
 
 # Of the results of several parts, which are dictionaries.
-_merged: Callable[[list[Any]], Any] = partial(reduce, or_)
+_merged: Callable[[list[Any]], dict[str, Any]] = partial(reduce, or_)
 
 
 class ComposedState(MethodState):
