@@ -382,7 +382,8 @@ class _Rows:
         """
         unknown = 0
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
-            device, bf16 = compute_device(source.device), bool(model.options.get("bf16"))
+            device = compute_device(source.device)
+            bf16 = bool(model.options.get("bf16")) and not labelled  # scores are those of the run, in full precision
             to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         def count(rows: int) -> None:
