@@ -39,7 +39,12 @@ def read_runs() -> Runs:
     for line in (RESULTS / "runs.jsonl").read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         given = run["run"]
-        key = (Path(given["train_file"]).parent.name, given["shots"], run["method"], given.get("label_names"))
+        names = given.get("label_names")
+        if given.get("label_map"):
+            names = "codes"
+        elif names not in (None, "auto"):
+            names = "of other classes"
+        key = (Path(given["train_file"]).parent.name, given["shots"], run["method"], names)
         runs.setdefault(key, {})[run["seed"]] = RowScores.from_dict(run["row_scores"]).values.astype(float)
     return runs
 
@@ -73,6 +78,15 @@ def lines() -> Iterator[str]:
     for data in DATA:
         cells = [cell(runs, data, 5, *pair) for pair in R_DROP.values()]
         yield f"| {data} | {cells[0][0]} | " + " | ".join(text for _, text in cells) + " |"
+    yield ""
+    yield "| controls: rows per class | draws | names | names of other classes | one more row instead |"
+    yield "|---|---:|---:|---:|---:|"
+    for data in DATA:
+        for shots in (1, 3, 5):
+            named, other = (cell(runs, data, shots, ("finetune", kind), PLAIN) for kind in ("auto", "of other classes"))
+            runs[data, shots, "one more"] = runs.get((data, shots + 1, *PLAIN), {})
+            more = cell(runs, data, shots, ("one more",), PLAIN)
+            yield f"| {data}, {shots} | {more[0]} | {named[1]} | {other[1]} | {more[1]} |"
 
 
 if __name__ == "__main__":

@@ -113,8 +113,9 @@ def _with(trait: str) -> str:
 
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
     facts = method.info
+    paper = f"[{facts.paper}]({facts.link})" if facts.link else facts.paper
     cells = [
-        f"`{facts.name}`", f"`{method.__name__}`", facts.citation() or "–", ", ".join(facts.acts_on) or "nothing",
+        f"`{facts.name}`", f"`{method.__name__}`", paper or "–", ", ".join(facts.acts_on) or "nothing",
         facts.forward, facts.backward, facts.state, facts.tasks, *_costs(facts.name, costs),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |\n"

@@ -31,7 +31,7 @@ def players_of(
     batch = zoo.batch_of(name, lengths)
     adapter = attached(model, batch)
     context = StepContext(
-        model, batch, SampleKey(0, 0, 0, len(batch["labels"])), RunningStatistics(), "attendout", adapter_if_any=adapter
+        model, batch, SampleKey(0, 0, 0, len(batch["labels"])), RunningStatistics(), "attendout", adapter=adapter
     )
     training = zoo.training(model, optimizer=optimizer_of(model), reward_data=object())
     return Players(AttendOut(**options), training, adapter.attention_layers, context.inputs, 0), context

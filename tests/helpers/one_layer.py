@@ -20,7 +20,7 @@ def context_of(rows: int, layer: int = 0, step: int = 0) -> StepContext:
     """The context of a model whose only attention layer is that of an encoder."""
     adapter: Any = SimpleNamespace(attention_layers=[AttentionLayer("a", "encoder", layer)])
     key, model = SampleKey(0, step, 0, rows), torch.nn.Identity()
-    return StepContext(model, {}, key, RunningStatistics(), "method", adapter_if_any=adapter)
+    return StepContext(model, {}, key, RunningStatistics(), "method", adapter=adapter)
 
 
 def edit_of(

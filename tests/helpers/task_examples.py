@@ -97,11 +97,6 @@ EXAMPLES: dict[str, Example] = {
         ("bert", "llama", "bart"),
         usage=({"text": TEXT}, "labels"),
     ),
-    "entity-spans": Example(
-        _texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]),
-        ("bert",),
-        usage=({"text": TEXT}, "tags"),
-    ),
     "token-classification": Example(
         lambda number: {
             "text": sentence(number).split(),
@@ -122,6 +117,11 @@ EXAMPLES: dict[str, Example] = {
         ("marian", "bart", "t5"),
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
         usage=({"text": TEXT}, "translation"),
+    ),
+    "entity-spans": Example(
+        _texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]),
+        ("bert",),
+        usage=({"text": TEXT}, "tags"),
     ),
 }
 

@@ -49,7 +49,7 @@ def maps(words: tuple[str, ...], *, shift: float = 0.0, causal: bool = False) ->
 def shown(*texts: tuple[str, ...]) -> tuple[Stages, list[ShownText]]:
     drops, names = Drops(ADDrop(p=0.5)), ("Before training", "After training")
     stages = tuple(Stage(name, TAKEN, None, drops) for name in names)  # type: ignore[arg-type]
-    every = Stages(stages, None, Classification(("no", "yes")), 1, 64)  # type: ignore[arg-type]
+    every = Stages(stages, None, Classification(("no", "yes")), 1, 64, method=drops.method)  # type: ignore[arg-type]
     found = [ShownText(" ".join(words), (maps(words), maps(words, shift=0.5, causal=True))) for words in texts]
     return every, found
 

@@ -94,6 +94,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("group_column", "size", rows, 27, ALL | {"test_fraction": "0.25"}),
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
     ("class_weights", "balanced", lambda trainer: trainer.compute_loss_func is not None, True, {}),
+    ("accept", "0.9", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
     ("pooling", "mean", lambda trainer: pools_mean(trainer.model), True, {}),
     ("head_init", "linear-probe", lambda trainer: trainer.model.classifier.bias.any().item(), True, {}),
     ("lora", "r=3", ranks, [3], {}),

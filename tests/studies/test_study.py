@@ -363,5 +363,5 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
         happens("progress", seed, steps=6, planned_steps=12)
     assert progress.state() == "2 of 5, about 2 min left"  # two at a time
     happens("failed", 2, text="out of memory")
-    progress.plan(3)
+    progress.runs = 3
     assert progress.state() == "3 of 3, 1 failed"

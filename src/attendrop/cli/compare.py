@@ -73,7 +73,9 @@ def compare(
 
     with ui.messages(quiet=quiet) as console, closing(StudyProgress(console, quiet=quiet)) as progress:
         backend = LOCAL if ray is None else f"{RAY}{ray}"
-        outcome = run_comparison(comparison, workers=workers, backend=backend, on_event=progress, on_plan=progress.plan)
+        outcome = run_comparison(
+            comparison, workers=workers, backend=backend, on_event=progress, on_plan=partial(setattr, progress, "runs")
+        )
     ui.show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
 
 

@@ -17,6 +17,8 @@ from attendrop.wording import aligned, counted, counts_of, score_text
 _EVALUATED, _PREDICTED = "--eval-file", "--predict-file"
 # Classes, confusions and errors that a report prints, and characters of a text; JSON has all.
 _CLASSES, _CONFUSIONS, _ERRORS, _WIDTH = 30, 10, 5, 100
+# Columns of accuracy at coverage, and the length of a bar of accuracy 1.
+_CURVE, _BAR = ("confidence", "accuracy"), 40
 
 
 @ui.app.command()
@@ -79,6 +81,11 @@ def error_report(report: Mapping[str, Any]) -> str:
     if confusions := report.get("confusions"):
         pairs = [(each["class"], "->", each["predicted"], str(each["rows"])) for each in confusions[:_CONFUSIONS]]
         parts.append(["most confused", *(f"  {line}" for line in aligned(pairs, "lllr"))])
+    if coverage := report.get("coverage"):
+        shown = [(f"{each['coverage']:.0%}", *(f"{each[name]:.3f}" for name in _CURVE)) for each in coverage]
+        bars = ["", *("█" * round(_BAR * each["accuracy"]) for each in coverage)]
+        lines = aligned([("most confident", *_CURVE), *shown], "r")
+        parts.append([f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)])
     parts += [found] if (found := remarks(report)) else []
     lines = ["most confident errors"]
     for error in report.get("errors", ())[:_ERRORS]:

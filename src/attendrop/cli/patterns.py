@@ -83,7 +83,7 @@ def patterns(
             text += aligned(rows, RIGHT, " ")
             if (taken := len(fitted.knots) - 1) > fit:
                 text.append(f"A fit of {counted(fit, 'piece')} is far off the curves; {taken} were taken.")
-            if fitted.far_off:
+            if fitted.largest.max() > learned_patterns.FAR:
                 text.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
             text += [f"Wrote {schedule}. To train with it:", command]
     ui.show(values, "\n".join(text), quiet=quiet, as_json=as_json)

@@ -40,9 +40,11 @@ class TrainingProgress(TrainerCallback):
         self.bar = _bar(console)
         self.task = self.bar.add_task("")
 
-    def close(self) -> None:
+    def close(self, *_: Any, **__: Any) -> None:
         """Remove the bar, also after an exception."""
         self.bar.stop()
+
+    on_train_end = close
 
     def show(self, what: str, done: int, total: int) -> None:
         """Update the bar: what is being done, and how much of it."""
@@ -79,9 +81,6 @@ class TrainingProgress(TrainerCallback):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
             self.console.print(self.line + ("" if score is None else f", selection {name} {score_text(score)}"))
             self.line = ""
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.close()
 
 
 def dropped_fraction(method: str, fraction: float) -> str:
@@ -128,10 +127,6 @@ class StudyProgress:
         self.bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self.task = self.bar.add_task("")
         self.bar.start()
-
-    def plan(self, runs: int) -> None:
-        """Set the number of runs."""
-        self.runs = runs
 
     def close(self) -> None:
         """Remove the bar, also after an exception."""

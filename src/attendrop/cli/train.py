@@ -154,6 +154,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     from attendrop.cli.progress import dropped_fraction
     from attendrop.methods.core.registry import build_method
     from attendrop.runs.model_card import scored_once
+    from attendrop.tasks.acceptance import promise
 
     data, metric, history = metrics["data"], metrics["metric"].replace("_", " "), metrics["history"]
     acted, epochs = "no epoch", [entry for entry in history if entry["regularized"]]
@@ -178,6 +179,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         lines["selection score"] = f"{metric} {score_text(metrics['selection_score'])}, {held_out}"
     lines["train score"] = _scores({metrics["train_fit"]["metric"]: metrics["train_fit"]["score"]})
     lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
+    lines |= {"accepted": promise(metrics["accept"])} if "accept" in metrics else {}
     lines |= _baselines(metrics.get("baseline", {}))
     if not metrics["all_scores"]:
         lines["score"] = "none: there is no eval-file"

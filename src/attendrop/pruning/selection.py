@@ -111,16 +111,12 @@ Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Parsed ``layers`` argument: one attribute is not None, or all are None, which means ``auto``."""
+    """Parsed ``layers`` argument, of which one attribute is set; ``auto``: scores determine the number of layers."""
 
+    auto: bool = False
     count: int | None = None
     layers: tuple[int, ...] | None = None  # their numbers
     threshold: float | None = None  # layers of which a method learnt to drop at least this fraction
-
-    @property
-    def auto(self) -> bool:
-        """Whether the number of layers is determined by scores."""
-        return self.count is None and self.layers is None and self.threshold is None
 
     def by_importance(self, of: int) -> bool:
         """Whether the importance of layers, of so many, decides which are pruned: not if they are named, or all."""
@@ -209,7 +205,7 @@ def parse_selection(layers: str | int | Sequence[int], tolerance: float) -> Laye
         text = layers.replace(" ", "")
         threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
         if text == "auto":
-            return LayerSelection()
+            return LayerSelection(auto=True)
         if threshold is not None and float(threshold[1]) <= 1:
             return LayerSelection(threshold=float(threshold[1]))
         if text.isdecimal():

@@ -358,6 +358,7 @@ class Stages:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
         long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.tokenization`.
+        method: The method whose drops are shown; None: no method drops anything in attention.
     """
 
     stages: tuple[Stage, ...]
@@ -366,12 +367,7 @@ class Stages:
     num_texts: int | None
     max_length: int | None
     long_texts: str = HEAD
-
-    @property
-    def method(self) -> Method | None:
-        """The method whose drops are shown; None: no method drops anything in attention."""
-        drops = self.stages[-1].drops
-        return None if drops is None else drops.method
+    method: Method | None = None
 
 
 def load_stages(
@@ -428,7 +424,7 @@ def load_stages(
             stages = (*stages[:-1], replace(stages[-1], drops=last))
     for stage in stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
-    return replace(found, stages=stages)
+    return replace(found, stages=stages, method=acting if active else None)
 
 
 def _of_model(name: str, seed: int) -> Stages:

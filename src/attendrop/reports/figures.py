@@ -389,9 +389,24 @@ def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     return found or "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
+def coverage(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
+    """Draw the accuracy of the answers to the most confident rows over the percentage of these, of each method."""
+    reports = [(run.label, run.metrics.get("report") or {}) for run in setting.runs]
+    points = [
+        (label, round(100 * each["coverage"]), each["accuracy"])
+        for label, report in reports
+        for each in report.get("coverage", ())
+    ]
+    caption = "Accuracy if only the most confident answers are accepted, on the rows of the score. "
+    over, panels = "rows accepted, %", {"accuracy": points}
+    found = _over_epochs("coverage", "Accuracy at coverage", setting, looks, panels, caption, over)
+    return found or "no run is of classes with one class a row"
+
+
 def _scored_rows(setting: ReportedSetting) -> str:
     """Describe the rows on which epochs are scored."""
-    flattered = dict.fromkeys(run.label for run in setting.runs if run.scored_epochs and run.selects_on_reported)
+    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
+    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
     told = "rows held out of the training data, which are never those of the final score"
     if flattered:
         told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
@@ -405,8 +420,11 @@ def _over_epochs(
     looks: Looks,
     panels: Mapping[str, Sequence[tuple[str, int, float | None]]],
     caption: str,
+    over: str = "epoch",
 ) -> list[Figure]:
     """Draw panels by their name, one above the other, of ``(label, epoch, value)``; values that are none are left out.
+
+    Instead of epochs, the values may be ``over`` other whole numbers.
 
     Returns one figure, or none if there is no value.
     """
@@ -426,7 +444,7 @@ def _over_epochs(
         records: list[dict[str, Any]] = []
         for label in (label for label in methods if label in by_epoch.index):
             for epoch, *drawn, seeds in by_epoch.loc[label].itertuples(name=None):
-                record: dict[str, Any] = {"method": label, "epoch": str(epoch), "value of": name, "_x": epoch}
+                record: dict[str, Any] = {"method": label, over: str(epoch), "value of": name, "_x": epoch}
                 for what, value in zip(("mean", "lowest", "highest"), drawn, strict=True):
                     record |= {what: number(value, digits), f"_{what}": value}
                 records.append(record | {"seeds": str(seeds)})
@@ -434,7 +452,7 @@ def _over_epochs(
         epochs = sorted({record["_x"] for record in records})
         axis = alt.Axis(values=epochs[:: -(-len(epochs) // 12)], format="d", grid=False)
         base = base.encode(
-            x=alt.X("_x:Q", title="epoch", axis=axis, scale=alt.Scale(zero=False)),
+            x=alt.X("_x:Q", title=over, axis=axis, scale=alt.Scale(zero=False)),
             y=alt.Y("_mean:Q", title=name, scale=alt.Scale(zero=False)),
             color=color,
         )
@@ -612,6 +630,7 @@ _OF_SETTING: dict[str, Callable[..., list[Figure] | str]] = {
     "Cost against gain": cost_against_gain,
     "Learning curves": learning_curves,
     "Convergence": convergence,
+    "Accuracy at coverage": coverage,
     "Drop probability of each layer": drop_probabilities,
     "Scores over a grid, with and without an option": grid_spread,
     "Heat map of a grid": heat_maps,

@@ -19,7 +19,7 @@ from attendrop.wording import counted
 
 _DECIMALS = 6
 # A fit with a larger deviation than this at any point gets more pieces, up to this maximum.
-_FAR, _MOST_PIECES = 0.1, 12
+FAR, _MOST_PIECES = 0.1, 12
 Numbers = NDArray[np.float64]
 
 
@@ -55,11 +55,6 @@ class Fit:
     values: Numbers
     rms: Numbers
     largest: Numbers
-
-    @property
-    def far_off(self) -> bool:
-        """Whether a curve is off its pattern by more than 0.1 anywhere."""
-        return bool(self.largest.max() > _FAR)
 
 
 def read(folder: Path) -> Patterns:
@@ -131,7 +126,7 @@ def close_fit(patterns: Patterns, pieces: int) -> Fit:
     """
     best = fit(patterns, pieces)
     for more in range(pieces + 1, _MOST_PIECES + 1):
-        if not best.far_off:
+        if best.largest.max() <= FAR:
             break
         try:
             best = min(best, fit(patterns, more), key=lambda found: float(found.largest.max()))

@@ -271,7 +271,7 @@ def _runs(results: Results) -> Any:
     for setting in results.settings:
         for run in (run for own in setting.by_label.values() for run in own):
             # A run whose epoch was chosen on the rows of its score has no selection score.
-            selected = None if run.selects_on_reported else run.metrics.get("selection_score")
+            selected = None if run.metrics.get("protocol") == "paper" else run.metrics.get("selection_score")
             values = [finite(value) for value in (run.metrics.get("score"), selected)]
             told = ["-" if value is None else number(value, setting.answer.decimals) for value in values]
             own = [run.label, *([setting.name] if several else []), str(run.metrics["seed"])]

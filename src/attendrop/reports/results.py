@@ -49,11 +49,6 @@ class ReportedRun:
         found = before["history"] if before else self.metrics.get("history") or ()
         return [entry for entry in found if entry["selection"]]
 
-    @property
-    def selects_on_reported(self) -> bool:
-        """Whether the rows that score its epochs are those of its final score: protocol ``paper``."""
-        return bool(self.metrics.get("protocol") == "paper")
-
 
 @dataclass(frozen=True)
 class ReportedSetting:

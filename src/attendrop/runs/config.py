@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 DEFAULT_METHOD = "ad-drop"
 RUN_FILE = "run.yaml"
+# Fraction of a training file that is held out for the final scores where they need it and no evaluation data are given.
+DEFAULT_TEST_FRACTION = 0.25
 # Options of custom files, with a task refused; those that name files of the data, and all that are paths.
 OF_FILES = ("eval_file", "text_columns", "with_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
@@ -343,6 +345,12 @@ class RunConfig:
     class_weights: str | None = option(
         None, "score", "balanced: classes have equal weight in the loss.", choice("balanced"), shown="none"
     )
+    accept: float | None = option(
+        None, "score", "Accuracy of the answers that predict accepts, such as 0.95.", unit_interval(), shown="no"
+    )
+    """From a least confidence on, which is chosen on the evaluation rows with 90 % confidence, see
+    :func:`attendrop.tasks.acceptance.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
+    classification."""
     pooling: str = option(
         "auto", "start", "What the classifier reads: cls, mean (of all tokens) or auto.", choice("auto", "cls", "mean")
     )
@@ -464,6 +472,8 @@ class RunConfig:
             self._set(label_type=self.task, task=None)
         if self.task is not None and self.train_file is None:
             refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
+        if self.accept is not None and self.train_file is not None and self.eval_file is None:
+            self._set(test_fraction=self.test_fraction or DEFAULT_TEST_FRACTION)
         self._check_options()
         if self.train_file is not None:
             self._complete_columns(self.train_file)
@@ -485,6 +495,10 @@ class RunConfig:
             refuse_with_adapter(method)
         if self.rewarded_on == "eval" and self.train_file and not (self.eval_file or self.test_fraction):
             raise AttendropError("reward_data='eval' scores models on the eval-file during training; give one.")
+        if self.rewarded_on == "eval" and self.accept is not None:
+            raise AttendropError(
+                "accept needs evaluation rows, which reward_data='eval' uses in training; omit one of the two."
+            )
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():
@@ -503,6 +517,8 @@ class RunConfig:
             "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
             "lora.": self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None),
             "protocol 'paper' selects the epoch on the eval-file; give one.": paper and unscored,
+            "accept needs evaluation rows on which nothing else is chosen, as protocol 'paper' does; omit one of the "
+            "two.": self.accept is not None and paper,
         }
         for one, other, conflict in _CONFLICTS:
             message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."
@@ -586,7 +602,7 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     data = task or ""
     if train_file is not None:
         place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
-        data = f"{Path(train_file).stem}-{place[:6]}"
+        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 

@@ -30,18 +30,20 @@ from attendrop.runs.run_folder import (
     input_files,
     is_baseline,
     read_finished,
+    read_metrics,
     read_run,
     run_options,
 )
 from attendrop.support.files import check_output
 from attendrop.support.models import compute_device
+from attendrop.tasks.acceptance import accepted_share, with_acceptance
 from attendrop.tasks.base import Task, encode, encode_columns
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, skipped_places, write_skipped
+from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.registry import task_type_of_model
@@ -57,13 +59,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunModel:
-    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run."""
+    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run.
+
+    ``accept`` says which answers are accepted (:func:`attendrop.tasks.acceptance.choose_threshold`); None if it is not
+    known, because ``--accept`` was not asked for.
+    """
 
     folder: str
     model: PreTrainedModel | BaselineModel
     tokenizer: PreTrainedTokenizerBase
     task_type: TaskType
     options: dict[str, Any]
+    accept: dict[str, Any] | None = None
 
     def outputs(
         self,
@@ -92,6 +99,10 @@ class RunModel:
         rows, reads = [text if isinstance(text, tuple) else (text,) for text in texts], self.task_type
         trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
         names, read = reads.inputs_of(trained_on), list[Any]()
+        begins = tuple(f"{name}: " for name in self.options.get("with_columns") or ())
+        if begins and rows and not any(str(row[0]).startswith(begins) for row in rows if row):
+            form = " | ".join(f"{begin}..." for begin in begins)
+            logger.warning("The model was trained on texts that begin as '%s | ', and none of these does.", form)
         for number, row in enumerate(rows):
             if not reads.least_inputs <= len(row) <= reads.most_inputs or reads.inputs_of(len(row)) != names:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
@@ -107,7 +118,8 @@ class RunModel:
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
             outputs = reads.checked(self.outputs(columns, task, Source())[1])
-            found += reads.prediction_rows(outputs, columns, probabilities=probabilities)
+            answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
+            found += with_acceptance(answers, outputs, self.accept)
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
@@ -126,11 +138,12 @@ def load_run(
     is not whole or has no trained head.
     """
     check_finished(run_dir)
-    options = run_options(run_dir)
+    options, accept = run_options(run_dir), (read_metrics(Path(run_dir)) or {}).get("accept")
     task_options = {**options.get("task_options", {}), **task_options}
     if is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
-        return RunModel(run_dir, baseline, baseline.tokenizer, baseline.task_type.with_options(task_options), options)
+        task_type = baseline.task_type.with_options(task_options)
+        return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
     elif model.base_model is model:
@@ -140,7 +153,7 @@ def load_run(
         fit_tokenizer(run_dir, model, tokenizer)
     task_type = task_type_of_model(model.config).with_options(task_options)
     task_type.prepare(model, tokenizer)
-    return RunModel(run_dir, model, tokenizer, task_type, options)
+    return RunModel(run_dir, model, tokenizer, task_type, options, accept)
 
 
 @dataclass(frozen=True)
@@ -234,8 +247,9 @@ def evaluate(
             loaded.append(Dataset.from_dict(dict(chunk.columns)))
         for name, values in groups.items():
             values += chunk.columns[name]
-    trained = {*map(Path.resolve, files_of(model.options.get("train_file") or ""))}
-    if source.file and trained & {*map(Path.resolve, files_of(source.file))}:
+    trained, scored = (model.options.get("train_file") or "", source.file or "")
+    same = sheet_of(trained) == sheet_of(scored)
+    if source.file and same and {*map(Path.resolve, files_of(trained))} & {*map(Path.resolve, files_of(scored))}:
         logger.warning(
             "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how well "
             "it does on new ones.",
@@ -263,6 +277,12 @@ def evaluate(
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
+        if found["report"] is not None and model.accept is not None and rows.reading is None:
+            evaluated = {*map(Path.resolve, files_of(model.options.get("eval_file") or ""))}
+            chosen_here = source.task is None and (
+                source.file is None or bool(evaluated & {*map(Path.resolve, files_of(source.file))})
+            )
+            found["report"]["accept"] = accepted_share(every, labels, model.accept) | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
     return found
@@ -285,7 +305,8 @@ def predict(
         run_dir: The folder of a finished run.
         source: The data to predict.
         output: A .tsv, .csv, .jsonl or .conll file; for GLUE tasks it gets the columns of a submission. ``"-"``:
-            standard output.
+            standard output. If the run was asked which answers to ``accept``, tables have ``confidence`` and
+            ``accepted``.
         format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
         keep_columns: Also write the columns of the input file.
@@ -304,7 +325,7 @@ def predict(
     rows = _open_rows(model, source, "test")
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
-        escape_formulas=escape_formulas, bad=rows.bad,
+        escape_formulas=escape_formulas, bad=rows.bad, accept=model.accept if rows.reading is None else None,
     ) as writer:  # fmt: skip
         for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
@@ -361,7 +382,8 @@ class _Rows:
         """
         unknown = 0
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
-            device, bf16 = compute_device(source.device), bool(model.options.get("bf16"))
+            device = compute_device(source.device)
+            bf16 = bool(model.options.get("bf16")) and not labelled  # scores are those of the run, in full precision
             to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         def count(rows: int) -> None:

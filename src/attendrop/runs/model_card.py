@@ -11,6 +11,7 @@ from typing import Any
 
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.support.files import lasting_name
+from attendrop.tasks.acceptance import promise
 from attendrop.tasks.table import files_of
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import counted, in_markdown, interval_of, score_text
@@ -49,7 +50,8 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
     front = _front_matter("peft" if is_adapter else "transformers", task_type, method, base=base if is_on_hub else None)
-    papers = dict.fromkeys(f"- {paper}" for part in parts if (paper := part.info.citation()))
+    sources = (part.info for part in parts if part.info.paper)
+    papers = dict.fromkeys(f"- [{info.paper}]({info.link})" if info.link else f"- {info.paper}" for info in sources)
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     values = config | metrics["training"]
     training = {f"`{name}`": values[name] for name in _TRAINING if values[name] is not None}
@@ -81,6 +83,7 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
         f"## Data\n\n{_data(metrics)}",
         f"## Protocol\n\n{protocol}",
         f"## Scores\n\n{_scores(metrics)}",
+        f"## Which answers to trust\n\n{promise(metrics['accept'])}" if "accept" in metrics else "",
         f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         f"## Training\n\n{_table('option', training)}",
@@ -127,6 +130,8 @@ def _predicting(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Return a block of Python code that predicts with the model."""
     inputs = task_type.inputs_of(len(metrics["data"]["text_columns"]))[: task_type.most_inputs]
     names = [_SHOWN_NAMES.get(name, name) for name in inputs]
+    if others := metrics["config"].get("with_columns"):
+        names[0] = f"{json.dumps(''.join(f'{name}: ... | ' for name in others), ensure_ascii=False)} + {names[0]}"
     row = names[0] if len(names) == 1 else f"({', '.join(names)})"
     more = "  # probabilities=True: and how probable each is" if task_type.has_probabilities else ""
     return f"```python\nimport attendrop\n\nanswers = attendrop.load(folder).predict([{row}]){more}\n```"
@@ -207,7 +212,7 @@ Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 {_scores(metrics)}
 
-## Method
+{f"{promise(metrics['accept'])}{chr(10) * 2}" if "accept" in metrics else ""}## Method
 
 `{metrics["method"]}`. `attendrop predict` and `attendrop evaluate` read this folder, transformers does not.
 

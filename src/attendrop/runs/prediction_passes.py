@@ -70,7 +70,7 @@ def to_fastest_form(
     readable = not family.pads_right or tokenizer.padding_side == "right"
     if unpadded := on_cpu(device) and readable and not packed and not family.relative_positions:
         pack_layers(model)
-        model.eval()  # also the new layers
+        model.train(mode=False)  # also the new layers
     if chosen := ["without padding"] * unpadded + ["in bfloat16, as in training"] * bf16:
         logger.info("Predicting %s.", ", ".join(chosen))
 

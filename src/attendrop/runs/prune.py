@@ -328,6 +328,7 @@ def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, 
         after[name] = set_scores(run, name, outputs, run.predictions(name, outputs).labels)
     scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
     metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
+    metrics.pop("accept", None)  # that of the whole model
     metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
     (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
     write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})

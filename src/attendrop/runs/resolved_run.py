@@ -93,6 +93,12 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     task_type, found = data.task.type, config.filled(**(decided or {}))
     if config.calibrate and not task_type.num_classes:
         raise AttendropError(f"calibrate is for classes; the labels are {task_type.labels_are}: omit it.")
+    if config.accept is not None and not task_type.num_classes:
+        raise AttendropError(
+            f"accept is for classification of one class; the labels are {task_type.labels_are}: omit it."
+        )
+    if config.accept is not None and "dev" not in data.splits and not config.test_fraction:
+        raise AttendropError("accept needs evaluation rows, and this task has none; give your own file.")
     # The rows.
     holds_out, fraction, refit = found.protocol == "held-out", found.selection_fraction, found.refit
     if fraction is None:

@@ -24,9 +24,11 @@ from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun, decided
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.support.files import finite
+from attendrop.tasks.acceptance import choose_threshold
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
 from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores
+from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, texts_of
 from attendrop.tasks.types.base import Array
 from attendrop.wording import counted
@@ -39,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SetScores:
-    """Scores of a model on one set, as JSON values. The last three are None for sets other than "dev" and "ood"."""
+    """Scores of a model on one set, as JSON values. The last four are None for sets other than "dev" and "ood"."""
 
     scores: dict[str, float]  # all metrics of the task
     baseline: dict[str, Any] | None  # "answer" and "scores" of a constant prediction, if the kind of task has one
@@ -48,22 +50,26 @@ class SetScores:
     by_row: dict[str, Any] | None = None  # the score of the task's metric, divided among the rows
     predictions: list[Any] | None = None  # predicted labels of the rows
     report: dict[str, Any] | None = None  # of errors, if predictions are classes or labels
+    accept: dict[str, Any] | None = None  # of "dev", the least confidence that is asked for (`choose_threshold`)
 
 
 def set_scores(
     run: ResolvedRun, name: str, outputs: Array, references: Array, train_references: Array | None = None
 ) -> SetScores:
     """Score outputs for a set of a run."""
-    task, task_type, by_row, predictions, report = run.task, run.task.type, None, None, None
+    task, task_type, by_row, predictions, report, accept = run.task, run.task.type, None, None, None, None
     if name in _ROWS_KEPT:
         found = row_scores(task, outputs, references, run.parts.report[name])
         by_row = None if found is None else found.as_dict()
         predictions = task_type.decode(task_type.checked(outputs))
         report = error_analysis(task, outputs, references, run.parts.report[name], run.parts.real.train)
+    if name == "dev" and run.config.accept is not None:
+        groups = groups_of(run.parts.report[name], task)
+        accept = choose_threshold(task_type.checked(outputs), references, run.config.accept, groups)
     constant = None if train_references is None else constant_scores(task, train_references, references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     scores, predicted = compute_scores(task, outputs, references), task_type.predicted_counts(outputs)
-    return SetScores(scores, baseline, predicted, len(references), by_row, predictions, report)
+    return SetScores(scores, baseline, predicted, len(references), by_row, predictions, report, accept)
 
 
 def scored_run(
@@ -94,6 +100,7 @@ def scored_run(
         "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
         "predicted": {name: found.predicted for name, found in scores.items()},
         "report": scores["dev"].report if "dev" in scores else None,
+        **({"accept": scores["dev"].accept} if config.accept is not None else {}),
         "data": {
             "source": run.data.source,
             "text_columns": list(task.text_columns),

@@ -25,6 +25,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.integrations.integration_utils import TensorBoardCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -37,7 +38,7 @@ from attendrop.support.models import compute_device, named_outputs, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.tokenization import columns_of
 from attendrop.tasks.types.base import TaskType
-from attendrop.training.checkpoints import trainer_state
+from attendrop.training.checkpoints import reading
 from attendrop.training.trainer import RegularizedTrainer
 
 
@@ -259,7 +260,8 @@ def num_epochs(config: RunConfig, rows: int) -> int:
 
 def has_stopped(config: RunConfig, checkpoint: Path, stop_after: int | None) -> bool:
     """Return whether a run had stopped early at a checkpoint, so that it takes no more steps if it is resumed."""
-    state = trainer_state(checkpoint)
+    with reading(checkpoint, TRAINER_STATE_NAME):
+        state: Any = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
     waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
     stopped = config.patience is not None and waited >= config.patience

@@ -76,6 +76,7 @@ from attendrop.runs.run_trainer import (
 )
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
+from attendrop.tasks.acceptance import promise
 from attendrop.tasks.class_names import names_told, unlabelled_told
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
@@ -205,6 +206,8 @@ def _train(
     scores = score_model(run, trainer, encoded, selected)
     metrics = run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
+    if config.accept is not None:
+        logger.info("%s", promise(metrics["accept"]))
     metrics["data"]["report"] = report
     metrics["temperature"] = temperature
     metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + trainer.meter.seconds_before, 3)
@@ -384,6 +387,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     named = names_told(parts.names, parts.names_left_out, config.label_names)
     for told in (*named, *unlabelled_told(parts.unlabelled_numbers)):
         logger.info("%s", told)
+    if config.accept is not None:
+        logger.info("The rows of dev, on which the model is not trained, say which answers to accept.")
     if config.protocol == "paper":
         logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")
     if config.rewarded_on == "eval":

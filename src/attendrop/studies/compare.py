@@ -39,6 +39,7 @@ from attendrop.studies.run_specs import FROZEN, REFERENCE, WITHOUT, Event, RunSp
 from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.support.files import model_sha256, write_json, write_text
+from attendrop.tasks.acceptance import promise
 from attendrop.tasks.base import Task
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
@@ -71,6 +72,8 @@ class Outcome:
         curves: What more rows would bring, of each model for which it was asked.
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
+        accept: Which of its answers to accept, if that was asked for, see
+            :func:`attendrop.tasks.acceptance.choose_threshold`.
         best: Folder of this model.
     """
 
@@ -80,6 +83,7 @@ class Outcome:
     best: Path | None = None
     encoders: Screening | None = None
     curves: Sequence[LearningCurve] = ()
+    accept: Mapping[str, Any] | None = None
 
     @property
     def chosen(self) -> dict[str, MethodSetting]:
@@ -98,6 +102,7 @@ class Outcome:
             "best": None if self.best is None else str(self.best),
             **({} if self.encoders is None else {"encoders": self.encoders.as_dict()}),
             **({"curves": [each.as_dict() for each in self.curves]} if self.curves else {}),
+            **({} if self.accept is None else {"accept": dict(self.accept)}),
         }
 
     @property
@@ -118,6 +123,7 @@ class Outcome:
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
+        lines += [] if self.accept is None else [promise(self.accept)]
         return lines
 
     def write(self, folder: Path) -> None:
@@ -190,14 +196,16 @@ def run_comparison(
         same = before is not None and before["of"] == screened_by
         encoders = Screening.from_dict(before["found"]) if same else screen(comparison.config, comparison.models)
         logger.info("%s", " ".join(encoders.sentences))
-        config = dataclasses.replace(comparison.config, model=encoders.chosen.model)
-        comparison = dataclasses.replace(comparison, config=config)
-    config = comparison.config
+        chosen = dataclasses.replace(comparison.config, model=encoders.chosen.model)
+        comparison = dataclasses.replace(comparison, config=chosen)
+    asked = comparison.config
+    config = dataclasses.replace(asked, accept=None)  # which only the kept model needs
     # Bad data and models are to be refused once, and not by each run.
-    run = resolve_run(config)
+    run = resolve_run(asked)
     load_tokenizer(config.model, run.task)
     refuse_unusable(comparison, run.task)
     comparison.check_record()
+    comparison = dataclasses.replace(comparison, config=config)
     parts = run.parts
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
@@ -250,8 +258,8 @@ def run_comparison(
         # Keep the model.
         if comparison.keep_best:
             runner.release()
-            kept, best = keep_best(config, found, results, folder, on_event)
-            outcome = dataclasses.replace(outcome, kept=kept, best=best)
+            kept, best, accept = keep_best(asked, found, results, folder, on_event)
+            outcome = dataclasses.replace(outcome, kept=kept, best=best, accept=accept)
             outcome.write(folder)
     return outcome
 
@@ -403,8 +411,8 @@ def search_settings(
 
 def keep_best(
     config: RunConfig, found: Answer, results: Sequence[Event], folder: Path, on_event: OnEvent
-) -> tuple[str, Path]:
-    """Train the recommended model on all rows; return the label of its row, and its folder."""
+) -> tuple[str, Path, dict[str, Any] | None]:
+    """Train the recommended model; return the label of its row, its folder, and which answers it accepts, if asked."""
     wanted = best_model(found, results, config, resolve_run(config).task.type, folder)
     place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
@@ -422,7 +430,7 @@ def keep_best(
         raise AttendropError(told) from error
     on_event(Event("finished" if finished is None else "kept", wanted, place, metrics=metrics))
     add_scores(found, kept, place)
-    return kept, place
+    return kept, place, metrics.get("accept")
 
 
 def best_model(
@@ -430,27 +438,28 @@ def best_model(
 ) -> RunSpec:
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
-    It is trained on all rows, but for those that the method or the protocol needs held out. A linear model on the
-    frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other baselines are
-    models of :mod:`attendrop.runs.prediction_passes`.
+    It is trained on all rows, but for those that the method, the protocol or ``accept`` needs held out. A linear model
+    on the frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
+    baselines are models of :mod:`attendrop.runs.prediction_passes`.
     """
     found = {method_label(each.run): (each.spec, each.metrics) for each in results if each.metrics is not None}
     spec, metrics = found[answer.use or REFERENCE]
     own, baseline = spec.config, spec.baseline
+    everything = _ALL if config.accept is None else _ALL | {"test_fraction": own.test_fraction}
     if baseline is None:
         on_evaluation_rows = own.rewarded_on == "eval" or own.protocol == "paper"
-        changes: dict[str, Any] = {} if on_evaluation_rows else dict(_ALL)
+        changes: dict[str, Any] = {} if on_evaluation_rows else dict(everything)
         # Rows held out to choose the epoch are finally trained on.
         chooses = own.patience is not None or own.selection_fraction
         changes |= {"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False}
         changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
     else:
-        changes = _ALL | {"lora": None, "patience": None, "selection_fraction": 0.0}
+        changes = everything | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "held-out"}
     if baseline == FROZEN and task_type.one_vector and is_encoder(load_config(own.model)):
         changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None
-    changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
+    changes |= {"accept": config.accept, "seed": config.seed, "output_dir": str(folder / BEST)}
     return RunSpec(dataclasses.replace(own, **changes), baseline, keep_model=True)
 
 

@@ -24,7 +24,7 @@ RECORD = "comparison.json"
 # Options that may change between calls: those of single runs, and those without effect.
 _NOT_RECORDED = (
     *("method", "options", "seed", "output_dir"),
-    *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps"),
+    *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps", "accept"),
 )
 _CONTENT = {"data_sha256": "other content of the data", "model_sha256": "other files of the model"}
 

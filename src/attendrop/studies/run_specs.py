@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig, by_content
+from attendrop.runs.config import DEFAULT_TEST_FRACTION, RunConfig, by_content
 
 RUNS = "runs"
 # What an answer calls a run, beside the entries of its ``metrics.json``.
@@ -31,7 +31,6 @@ WITHOUT = f"{REFERENCE} without "
 MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
 # Those that cost little compared with fine-tuning.
 CHEAP = (MAJORITY, TFIDF, FROZEN)
-DEFAULT_TEST_FRACTION = 0.25
 # File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
 _LONGEST_NAME = 220
 # A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.

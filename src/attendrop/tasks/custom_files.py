@@ -104,8 +104,8 @@ def load_files(
     if label_type == "auto" and holds_spans(train, text_columns, label_column):
         label_type = "spans"
     check_form(train, text_columns, [] if label_column is None else [label_column], label_type)
-    read = as_iob2(list(tables.values()), text_columns, label_column, label_type)
-    tables = dict(zip(tables, read, strict=True))
+    in_iob2 = as_iob2(list(tables.values()), text_columns, label_column, label_type)
+    tables = dict(zip(tables, in_iob2, strict=True))
     train = tables["train"]
     # The kinds of tasks that the first row may be of.
     labels = train.column(label_column) if label_column in train.columns else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -128,7 +128,7 @@ def standard_tags(tags: Collection[str]) -> dict[str, str]:
     return {}
 
 
-def are_entity_tags(names: Collection[str]) -> bool:
+def are_entity_tags(names: Iterable[str]) -> bool:
     """Return whether tags mark entities: "O", and others such as "B-PER"."""
     others = set(names) - {OUTSIDE}
     return bool(others) and all(map(_READ_TAG.fullmatch, others))
@@ -169,6 +169,12 @@ def as_iob2(
     names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
     standard = standard_tags(names)
     are_entities = are_entity_tags([standard.get(name, name) for name in names])
+    if OUTSIDE in names and len(names) > 1 and not are_entities:
+        bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))
+        said = (
+            f"tags such as {bare!r} do not say where entities begin, as B-PER and I-PER do: words are scored, and not"
+        )
+        warnings.warn(f"{tables[0].path}, column {column!r}: {said} entities.", stacklevel=2)
     for table, rows in zip(tables, written_tags, strict=True):
         where = f"{table.path}, column {column!r}"
         told = [f"{tag!r} as {standard[tag]!r}" for tag in sorted(standard.keys() & {*chain(*rows)})]

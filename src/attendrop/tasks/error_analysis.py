@@ -12,6 +12,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 from sklearn.metrics import precision_recall_fscore_support
 
+from attendrop.tasks.acceptance import accuracy_at_coverage, share_told
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import nearest_texts
 from attendrop.tasks.table import plain
@@ -42,9 +43,10 @@ def error_analysis(
     Returns:
         ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. For single classes also
         ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
-        :func:`calibration`; and ``errors``, the most confident wrong predictions: ``row`` (in the file, from 0),
-        ``text, class, predicted, probability``, and with training rows ``nearest``: the most similar one by TF-IDF,
-        with ``text, class, likeness`` (cosine, 0 to 1). None for other kinds of predictions.
+        :func:`calibration`; ``coverage``, see :func:`attendrop.tasks.acceptance.accuracy_at_coverage`; and ``errors``,
+        the most confident wrong predictions: ``row`` (in the file, from 0), ``text, class, predicted, probability``,
+        and with training rows ``nearest``: the most similar one by TF-IDF, with ``text, class, likeness`` (cosine, 0 to
+        1). None for other kinds of predictions.
     """
     task_type = task.type
     if not task_type.num_classes and not isinstance(task_type, MultiLabel):
@@ -91,6 +93,7 @@ def error_analysis(
             for (true, answer), count in confused.most_common(_LISTED)
         ],
         "calibration": calibration(outputs, references),
+        "coverage": accuracy_at_coverage(outputs, references),
         "errors": errors,
     }
 
@@ -162,6 +165,8 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
             so = f"the model should be {'less' if temperature > 1 else 'more'} confident"
             so = "the model is as confident as it should be" if shown == "1.00" else so
             found.append(f"A temperature of {shown} would fit these rows best: {so}.")
+    if accepted := analysis.get("accept"):
+        found.append(share_told(accepted))
     errors = analysis.get("errors", ())
     nearest = [(error, error["nearest"]) for error in errors if error.get("nearest")]
     if doubtful := [e for e, n in nearest if plain(n["text"]) == plain(e["text"]) and n["class"] != e["class"]]:

@@ -186,8 +186,8 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
     """
     labels = set(label_columns(list(columns), label_column))
     words = {name: column.words for name, column in columns.items() if name not in labels}
-    first = {name: next(iter(_some(table, name, 1)), None) for name in words if _named(name, WORDS)}
-    if lists := [name for name, value in first.items() if isinstance((listed(value) or [{}])[0], str)]:
+    begins = {name: listed(next(iter(_some(table, name, 1)), None)) for name in words if _named(name, WORDS)}
+    if lists := [name for name, found in begins.items() if found and isinstance(found[0], str)]:
         return [(name,) for name in lists]
     texts = [name for name in words if columns[name].role == TEXT]
     lower, alike = {name.lower(): name for name in texts}, Counter(name[:-1] for name in texts)
@@ -310,8 +310,8 @@ def as_meant(
                 )
             return [name for name, is_so in zip(names, vector, strict=True) if is_so]
 
-        read = table.read([column], marked_names, bad or BadRows(), LABELS)
-        return read.with_column(column, read.column(LABELS))
+        table = table.read([column], marked_names, bad or BadRows(), LABELS)
+        return table.with_column(column, table.column(LABELS))
 
     def meaning(value: Any, several: bool) -> Any:
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
@@ -498,7 +498,7 @@ def check_form(
     if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
         raise AttendropError(
             f"{table.path}: {names_of(text_columns)} may be a question with its choices, or parts of a text to "
-            "classify; add --label-type choice, or give one or two text columns, with the others joined into them."
+            "classify; add --label-type choice, or give one or two text columns, and the others by --with-columns."
         )
     decisions = set(map(str, _some(table, "answer"))) if "answer" in table.columns else set[str]()
     rejected = [each for each in sorted(decisions) if not each.lower().startswith("accept")]

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from attendrop.errors import AttendropError
 from attendrop.support.files import finite, new_file
+from attendrop.tasks.acceptance import with_acceptance
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import GLUE, submitted
 from attendrop.tasks.table import STDIN, BadRows, Table
@@ -53,6 +54,8 @@ class PredictionWriter:
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
         bad: What was left out of the input so far, whenever a prediction is written.
+        accept: Which answers to accept, for the columns ``confidence`` and ``accepted``, see
+            :func:`attendrop.tasks.acceptance.choose_threshold`.
         escape_formulas: Write an apostrophe before cells of .csv and .tsv files that spreadsheets would compute. Such
             cells are otherwise written as they are, with a warning.
 
@@ -71,9 +74,10 @@ class PredictionWriter:
         keep_columns: bool = False,
         bad: BadRows | None = None,
         escape_formulas: bool = False,
+        accept: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.task = Path(path), task
-        self.probabilities, self.keep_columns = probabilities, keep_columns
+        self.probabilities, self.keep_columns, self.accept = probabilities, keep_columns, accept
         self.format = output_format(path, format)
         if task.name in GLUE and (probabilities or keep_columns):
             raise AttendropError(
@@ -105,6 +109,7 @@ class PredictionWriter:
             added = [{"prediction": submitted(source, label)} for label in task_type.decode(outputs)]
         else:
             added = task_type.prediction_rows(outputs, columns, probabilities=self.probabilities)
+            added = with_acceptance(added, outputs, self.accept)
         added = [row | {SKIPPED: None} for row in added] if self._gives_reasons else added
         kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
         as_input = (table is not None and self.keep_columns) or self.format == "conll"

@@ -379,11 +379,12 @@ class Table:
         """The names of the columns; in place of one with objects those of their entries, such as ``meta.channel``."""
         names = list[str]()
         for name in self.own_columns:
-            values = [] if self.delimiter else [value for value in self.column(name) if not is_missing(value)]
+            values = [] if self.delimiter else self.column(name)
             objects = [value for value in values if isinstance(value, dict)]
             entries = list(dict.fromkeys(chain(*(_entries(name, value) for value in objects))))
             entries = entries if len(entries) <= _MOST_NESTED else []
-            names += entries if entries and len(objects) == len(values) else [name, *entries]
+            whole = not entries or not all(isinstance(value, dict) or is_missing(value) for value in values)
+            names += [name, *entries] if whole else entries
         return names
 
     @property
@@ -909,14 +910,16 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         first, more = start[-1].strip(), list(islice(lines, 1))
         lines, unit = chain(start, more, lines), "line"
         if may_be_array and (not more or first.startswith("[") or not first.endswith("}")):
-            text, found = "".join(lines), None
+            text = "".join(lines)
+            found: Any = None
             try:
                 found = json.loads(text, object_pairs_hook=_without_duplicates)
             except (ValueError, RecursionError) as error:
                 if first.startswith("["):
                     raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
             if isinstance(found, dict) and len(found) == 1:
-                (found,) = found.values()
+                (entry,) = found.values()
+                found = entry if isinstance(entry, list) and all(isinstance(row, dict) for row in entry) else found
             is_array = isinstance(found, list)
             lines, unit = (map(json.dumps, found), "row") if is_array else (io.StringIO(text), "line")
         columns, rows = list[str](), objects(lines)

@@ -16,8 +16,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from transformers import TrainerState
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
@@ -136,12 +135,6 @@ def refuse_pickled_weights(checkpoint: Path) -> None:
             f"The checkpoint '{checkpoint}' holds pickled weights ({pickled[0]}), and unpickling can run any code; "
             "delete it, and resume from one with safetensors, or train anew."
         )
-
-
-def trainer_state(checkpoint: Path) -> Any:
-    """Read how far the trainer had come, a ``TrainerState``; raises AttendropError if that cannot be read."""
-    with reading(checkpoint, TRAINER_STATE_NAME):
-        return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
 
 
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -406,7 +406,7 @@ class Regularization:
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
             evaluate=additional_pass,
-            adapter_if_any=self.adapter,
+            adapter=cast(ModelAdapter, self.adapter),
         )
         if self.adapter is not None:
             self.adapter.trace(context.inputs)

@@ -164,7 +164,7 @@ class RegularizedTrainer(Trainer):
     def begin_training(self) -> None:
         """Apply the method to the model that the trainer has prepared."""
         self._end()
-        self._loss = trainer_loss = TrainerLoss(self, self.regularizer)
+        self._loss = trainer_loss = TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
         training = TrainingContext(
             model=self.accelerator.unwrap_model(self.model),
             evaluate=trainer_loss.evaluate,
@@ -492,14 +492,9 @@ class RegularizedTrainer(Trainer):
             ]
         number: Tensor | int | None = super()._get_num_items_in_batch(counted, device)  # of all processes
         if self._evaluates and self.args.world_size > 1 and number is not None:
-            self._loss = self._loss or TrainerLoss(self, self.regularizer)
+            self._loss = self._loss or TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
             number = None if self._loss.is_mean(batch_samples[0]) else number
         return number
-
-    @property
-    def loss_shifts_labels(self) -> bool:
-        """Whether the loss predicts each label from the tokens before it."""
-        return bool(self._loss_shifts_labels)
 
 
 def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:

@@ -62,8 +62,9 @@ class TrainerLoss:
     This may be a subclass's own function, which does not know of plans, repeated rows or second models.
     """
 
-    def __init__(self, trainer: Any, method: Method) -> None:
+    def __init__(self, trainer: Any, method: Method, *, shifts_labels: bool) -> None:
         self.trainer = trainer
+        self.shifts_labels = shifts_labels  # whether each label is predicted from the tokens before it
         self.method = method
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
         self._is_stock = is_stock_loss(trainer, self.compute_loss)
@@ -233,7 +234,7 @@ class TrainerLoss:
     def _labels(self, batch: Batch) -> Tensor:
         """The labels that count: language models predict none at the first token."""
         labels: Tensor = countable(batch["labels"]) if self._is_stock else batch["labels"]
-        return labels[..., 1:] if self.trainer.loss_shifts_labels else labels
+        return labels[..., 1:] if self.shifts_labels else labels
 
     def _weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""

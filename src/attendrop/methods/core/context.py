@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from string import digits
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -262,7 +262,8 @@ class StepContext:
             computed outside the model), or what a trainer makes of them. None: all columns.
         evaluate: Computes the loss of a batch in an additional pass with a plan, as training does, and the outputs;
             None where nothing is trained.
-        adapter_if_any: The model's adapter; None if :attr:`Method.uses_attention` is False.
+        adapter: The model's adapter: its attention layers, and additional passes of the method. None, which no method
+            meets that declares that it acts on attention, if :attr:`Method.uses_attention` is False.
     """
 
     model: nn.Module
@@ -276,13 +277,7 @@ class StepContext:
     loss_scale: float = 1.0
     as_inputs: Callable[[Batch], Batch] | None = None
     evaluate: Callable[[Batch, Plan], tuple[Tensor, Any]] | None = None
-    adapter_if_any: ModelAdapter | None = None
-
-    @property
-    def adapter(self) -> ModelAdapter:
-        """Adapter of the model: its attention layers, and additional passes of the method."""
-        assert self.adapter_if_any is not None
-        return self.adapter_if_any
+    adapter: ModelAdapter = cast("ModelAdapter", None)  # noqa: RUF009
 
     @cached_property
     def inputs(self) -> Batch:

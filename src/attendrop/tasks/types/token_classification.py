@@ -58,7 +58,7 @@ class TokenClassification(TaskType):
     label_type = "tags"
     label_noun = ("tag", "tag", "tags")
     output_kind = TOKENS
-    inputs = ("tokens",)
+    inputs: ClassVar[tuple[str, ...]] = ("tokens",)
     most_inputs = 1
     auto_class = "AutoModelForTokenClassification"
     collator_class = DataCollatorForTokenClassification
@@ -270,7 +270,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         labels = rows["label"][:]
-        found = {"words": sum(map(len, labels))}
+        found: dict[str, Any] = {"words": sum(map(len, labels))}
         if self.label_type == "tags":  # both tags of each type of spans are known, and one may be in no row
             found |= super().describe_labels(rows)
         if self._entity_types:

@@ -1,0 +1,173 @@
+"""Which answers to trust: the threshold and its promise, and what commands do with it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.command_line import Captured
+
+from attendrop import cli, load
+from attendrop.errors import AttendropError
+from attendrop.runs.config import Source
+from attendrop.runs.export import export_run
+from attendrop.runs.inference import evaluate
+from attendrop.runs.prune import prune_run
+from attendrop.runs.train import train
+from attendrop.studies.compare import run_comparison
+from attendrop.studies.comparison import Comparison
+from attendrop.tasks.acceptance import accuracy_at_coverage, choose_threshold, promise
+
+# What the answers of a linear model on a random encoder to few rows support, and how it is trained.
+ACCEPT = 0.3
+LINEAR: dict[str, Any] = {"head_init": "linear-probe", "max_steps": 0, "selection_fraction": 0.0}
+
+
+def data_of(folder: Path) -> dict[str, str]:
+    """Write files of two classes that one word tells apart; return their options."""
+    for name, numbers in {"told": range(40), "scored": range(40, 60)}.items():
+        rows = [f"{3 * (('bad ', 'good ')[n % 2])}{tiny.sentence(n)},{tiny.sentence(n + 3)},{n % 2}" for n in numbers]
+        (folder / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label", *rows]) + "\n", encoding="utf-8")
+    return {"train_file": str(folder / "told.csv"), "eval_file": str(folder / "scored.csv")}
+
+
+def logits_of(confidence: np.ndarray) -> np.ndarray:
+    """Logits of two classes that predict class 1 with this probability."""
+    return np.stack([np.zeros_like(confidence), np.log(confidence / (1 - confidence))], axis=1)
+
+
+def test_the_promise_holds_as_often_as_it_says() -> None:
+    """Of answers with confidence c = 1 - u² / 2, u uniform, c are right: of those above t, 1 - (1 - t) / 3."""
+    generator, broken, chosen = np.random.default_rng(0), 0, []
+    for _ in range(400):
+        confidence = 1 - generator.uniform(1e-6, 1, 400) ** 2 / 2
+        right = generator.random(400) < confidence
+        found = choose_threshold(logits_of(confidence), right.astype(int), 0.95)
+        if found["threshold"] is not None:
+            chosen.append(found["threshold"])
+            broken += 1 - (1 - found["threshold"]) / 3 < 0.95
+    assert 0.02 * 400 < broken <= 0.1 * 400  # the level is 0.1, and not wasted
+    assert len(chosen) > 350 and np.median(chosen) < 0.93  # 0.85 is the least that is right
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong", "accepted"),
+    [
+        *((44, [], 0), (45, [], 45), (76, [75], 73), (77, [76], 77), (120, [118, 119], 120), (120, [100, 101], 96)),
+        (77, [0], 0),  # 47 rows are tested first
+        *((385, [0], 385), (380, [0], 0)),  # a fifth: 77 and 76
+    ],
+)
+def test_accepted_rows_are_those_that_clopper_and_pearson_allow(rows: int, wrong: list[int], accepted: int) -> None:
+    """The limit is 0.95 with 45 rows and no error, 77 and one, 105 and two; ``wrong`` are ranks, from 0."""
+    confidence, right = np.linspace(0.99, 0.6, rows), np.ones(rows, int)
+    right[wrong] = 0
+    found = choose_threshold(logits_of(confidence), right, 0.95)
+    assert (found["accepted"], found["right"]) == (accepted, int(right[:accepted].sum()))
+    if accepted:
+        assert found["threshold"] == pytest.approx(confidence[accepted - 1]) and found["at_least"] >= 0.95
+
+
+def test_rows_of_a_group_count_once_and_ties_are_accepted_together() -> None:
+    logits = logits_of(np.full(100, 0.9))
+    assert choose_threshold(logits, np.ones(100, int), 0.95)["accepted"] == 100
+    found = choose_threshold(logits, np.ones(100, int), 0.95, groups=[row // 5 for row in range(100)])
+    assert (found["rows"], found["threshold"]) == (20, None)
+    assert promise(found).startswith("No answer is accepted at 0.95: 20 held-out rows cannot show such an accuracy")
+
+
+def test_accuracy_at_coverage_is_that_of_the_most_confident_rows() -> None:
+    confidence, right = np.linspace(0.99, 0.6, 20), np.array([1] * 10 + [0] * 10)
+    shuffled = np.random.default_rng(1).permutation(20)
+    curve = accuracy_at_coverage(logits_of(confidence[shuffled]), right[shuffled])
+    assert [each["coverage"] for each in curve] == pytest.approx(np.arange(1, 11) / 10)
+    assert [each["accuracy"] for each in curve] == pytest.approx([1] * 5 + [10 / n for n in (12, 14, 16, 18, 20)])
+
+
+def test_the_threshold_is_kept_predicted_with_told_and_exported(files: Path, capsys: Captured) -> None:
+    metrics = train(tiny.config(files, method="finetune", accept=ACCEPT, **LINEAR, **data_of(files)))
+    kept = metrics["accept"]
+    assert kept["threshold"] is not None and kept == tiny.read_metrics(files / "run")["accept"]
+    assert promise(kept) in (files / "run" / "README.md").read_text(encoding="utf-8")
+    run, written = str(files / "run"), files / "out.csv"
+    assert cli.main(["predict", run, str(files / "scored.csv"), "--output", str(written), "--quiet"]) == 0
+    with written.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == ["index", "label", "probability", "confidence", "accepted"]
+    assert {row["accepted"] for row in rows} <= {"True", "False"}
+    threshold = round(kept["threshold"], 6)
+    assert all((row["accepted"] == "True") == (float(row["confidence"]) >= threshold) for row in rows)
+    texts = [(row["sentence1"], row["sentence2"]) for row in csv.DictReader((files / "scored.csv").open())]
+    answers = load(run).predict(texts, probabilities=True)
+    assert [str(row["accepted"]) for row in answers] == [row["accepted"] for row in rows]
+    # Told on the rows that chose it, and drawn.
+    capsys.readouterr()
+    assert cli.main(["evaluate", run, "--report"]) == 0
+    told, accepted = capsys.readouterr().out, sum(row["accepted"] == "True" for row in rows)
+    assert f"{accepted / 20:.0%} of new rows can be answered at 0.3: {accepted} of these 20 rows have" in told
+    assert "The threshold was chosen on these rows." in told and "most confident  confidence  accuracy" in told
+    other = evaluate(run, Source(file=str(files / "told.csv")), report=True)["report"]["accept"]
+    assert other["rows"] == 40 and not other["chosen_here"]
+    # Other programs, and other models.
+    import onnx
+
+    export_run(run, str(files / "served"))
+    entries = {each.key: each.value for each in onnx.load(files / "served" / "model.onnx").metadata_props}
+    assert entries["accept_from"] == str(kept["threshold"])
+    assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
+
+
+def test_without_evaluation_data_a_quarter_is_held_out_and_too_few_rows_accept_nothing(
+    files: Path, capsys: Captured
+) -> None:
+    config = tiny.config(files, eval_file=None, accept=0.95, method="finetune", epochs=1, selection_fraction=0.0)
+    metrics = train(config)
+    assert metrics["data"]["rows"] == {"train": 30, "dev": 10} and metrics["accept"]["threshold"] is None
+    assert "cannot show such an accuracy, which takes 45 with right answers to all" in promise(metrics["accept"])
+    run, out = str(files / "run"), files / "out.jsonl"
+    assert cli.main(["predict", run, str(files / "dev.csv"), "--output", str(out), "--quiet"]) == 0
+    assert not any(json.loads(line)["accepted"] for line in out.read_text(encoding="utf-8").splitlines())
+    assert cli.main(["evaluate", run, "--report"]) == 0
+    assert "No answer is accepted at 0.95" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accept": 1.0}, "accept=1.0 must be above 0 and below 1"),
+        ({"protocol": "paper"}, "accept needs evaluation rows on which nothing else is chosen"),
+        ({"method": "attendout", "options": {"reward_data": "eval"}}, "which reward_data='eval' uses in training"),
+        ({"label_type": "number", "eval_file": None}, "accept is for one class a row|accept is for classification"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(files: Path, options: dict[str, Any], message: str) -> None:
+    tiny.write_csv(files / "numbers.csv", [0.5, 1.5] * 20)
+    if "label_type" in options:
+        options = options | {"train_file": str(files / "numbers.csv")}
+    with pytest.raises(AttendropError, match=message):
+        train(tiny.config(files, "refused", **{"method": "finetune", "accept": 0.9} | options))
+
+
+@pytest.mark.parametrize("baseline", [None, "tfidf"])
+def test_a_comparison_asks_it_of_the_kept_model_alone(
+    files: Path, baseline: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not trained on the evaluation rows then."""
+    config = tiny.config(files, method="finetune", max_steps=2, eval_file=None, accept=ACCEPT, selection_fraction=0.0)
+    compared = {"methods": "finetune", "seeds": 1, "baselines": baseline or "none"}
+    if baseline:
+        recommended = property(lambda answer: baseline)
+        monkeypatch.setattr("attendrop.studies.answer.Answer.use", recommended)
+    outcome = run_comparison(Comparison(config=config, output_dir=str(files / "answer"), **compared), workers=0)
+    runs = [json.loads(file.read_text()) for file in (files / "answer" / "runs").glob("*/metrics.json")]
+    best = tiny.read_metrics(files / "answer" / "best")
+    assert runs and all("accept" not in run and run["config"]["accept"] is None for run in runs)
+    assert best["data"]["rows"] == {"train": 30, "dev": 10} and best["accept"] == outcome.accept
+    assert outcome.lines()[-1] == promise(best["accept"]) and outcome.as_dict()["accept"] == best["accept"]
+    found = load(files / "answer" / "best").predict([(tiny.sentence(1), tiny.sentence(2))], probabilities=True)
+    assert found[0]["accepted"] in (True, False)
