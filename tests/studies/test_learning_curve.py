@@ -128,7 +128,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_fewer_rows_are_nested_stratified_and_of_whole_groups(folder: Path) -> None:
-    data = {"text_columns": ("text",), "group_column": "customer", "eval_file": None, "test_fraction": 0.25}
+    data: dict[str, Any] = {
+        "text_columns": ("text",),
+        "group_column": "customer",
+        "eval_file": None,
+        "test_fraction": 0.25,
+    }
     config = tiny.config(folder, method="finetune", **data)
     every, half, quarter = (
         divide(replace(config, halvings=halvings, selection_fraction=0.0), load_data(config)).train

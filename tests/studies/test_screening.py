@@ -71,7 +71,11 @@ def test_names_are_never_held_out_and_groups_are_as_a_whole(folder: Path, monkey
 
     monkeypatch.setattr(screening, "frozen_features", numbers)
     monkeypatch.setattr(Classification, "fit_linear", fit)
-    data = {"text_columns": ("text",), "group_column": "customer", "eval_file": str(folder / "train.csv")}
+    data: dict[str, Any] = {
+        "text_columns": ("text",),
+        "group_column": "customer",
+        "eval_file": str(folder / "train.csv"),
+    }
     config = tiny.config(folder, model=str(folder / "small"), method="finetune", **data)
     found = screen(config, [str(folder / "small")])
     assert found.rows == 12
