@@ -18,7 +18,7 @@ from attendrop.studies.answer import Answer
 from attendrop.studies.method_rows import has_score, method_label
 from attendrop.studies.run_specs import REFERENCE, Event, RunSpec
 from attendrop.studies.statistics import Array, CrossedMean, Estimate, paired_difference
-from attendrop.studies.verdict import ends, name, signed
+from attendrop.studies.verdict import BASELINES_IN_WORDS, ends, name, signed
 from attendrop.support.files import finite
 from attendrop.tasks.metrics import RowScores
 
@@ -57,16 +57,16 @@ class LearningCurve:
     @property
     def sentence(self) -> str:
         """Say what twice as many rows would give, or that it is not known."""
+        model = BASELINES_IN_WORDS.get(self.label, name(self.label))
         if not self.gains:
-            return f"What twice as many rows would give {name(self.label)} is not known: {self.why_not}."
+            return f"What twice as many rows would give {model} is not known: {self.why_not}."
         gain, rows = self.gains[2], f"Twice as many rows ({2 * self.sizes[-1]:,.0f})"
         if gain.low <= 0 <= gain.high:
             span = f"{self.metric} {signed(gain.low)} to {signed(gain.high)} (90 % interval)"
             if max(-gain.low, gain.high) <= LITTLE:
-                return f"{rows} would give {name(self.label)} little: {span}."
-            return f"What twice as many rows would give {name(self.label)} is not known: {span}."
-        told = f"about {signed(gain.value)} {ends(gain)} {self.metric} (90 % interval)"
-        return f"{rows} would give {name(self.label)} {told}."
+                return f"{rows} would give {model} little: {span}."
+            return f"What twice as many rows would give {model} is not known: {span}."
+        return f"{rows} would give {model} about {signed(gain.value)} {ends(gain)} {self.metric} (90 % interval)."
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
