@@ -172,6 +172,11 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
     ]
     content = render("answer", settings=settings, remarks=results.notes)
     sections = [Section("answer", "Answer", content, {identifier: figure.spec() for figure, identifier in above})]
+    if results.encoders is not None:
+        header, *lines = results.encoders.table()
+        caption = " ".join([*results.encoders.sentences, f"The table: {results.encoders.title[:-1]}."])
+        content = render("captioned", caption=caption, header=header, rows=lines, right=1)
+        sections.append(Section("encoders", "Encoders", content))
     if errors := [part for each in results.settings if (part := _errors(results, each))]:
         sections.append(Section("errors", "What goes wrong", render("errors", parts=errors)))
     if len(table.cells):
