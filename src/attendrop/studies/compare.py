@@ -193,8 +193,10 @@ def run_comparison(
         screened_by = comparison.record() | {name: model_sha256(name) for name in comparison.models}
         screened_by = {name: value for name, value in screened_by.items() if name not in ("model", "model_sha256")}
         before = read_json(folder / ENCODERS, {"of": dict, "found": dict})
-        same = before is not None and before["of"] == screened_by
-        encoders = Screening.from_dict(before["found"]) if same else screen(comparison.config, comparison.models)
+        if before is not None and before["of"] == screened_by:
+            encoders = Screening.from_dict(before["found"])
+        else:
+            encoders = screen(comparison.config, comparison.models)
         logger.info("%s", " ".join(encoders.sentences))
         chosen = dataclasses.replace(comparison.config, model=encoders.chosen.model)
         comparison = dataclasses.replace(comparison, config=chosen)

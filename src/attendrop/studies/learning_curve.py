@@ -125,7 +125,8 @@ def curve_of(label: str, metric: str, runs: Sequence[Sequence[Mapping[str, Any]]
         return replace(curve, why_not="there are no scores by row")
     best, rows = 0.0 if metric.startswith("neg_") else 1.0, by_row[0][0].rows
     of_units = np.reshape(np.stack(units), (*scores.shape, -1))
-    risen = paired_difference(scores[:, -1], scores[:, 0], of_units[:, -1] - of_units[:, 0], rows).mean
+    first, last = scores[:, 0].tolist(), scores[:, -1].tolist()
+    risen = paired_difference(last, first, of_units[:, -1] - of_units[:, 0], rows).mean
     if risen.low <= 0 and max(-risen.low, risen.high) > LITTLE:
         told = f"{metric} {signed(risen.value)} {ends(risen)}"
         return replace(curve, why_not=f"a quarter and all of the rows are not told apart ({told})")

@@ -147,7 +147,7 @@ class Screening:
     def table(self) -> list[tuple[str, ...]]:
         """Return the header and the rows of a table, as texts."""
         header = ("encoder", "parameters", self.metric, "minus the best [95 % CI]", "p (Holm)", "s per 1,000 rows")
-        rows = [header]
+        rows: list[tuple[str, ...]] = [header]
         for each in self.encoders:
             found, p = each.difference, each.p_holm
             told = "-" if found is None else f"{signed(found.value)} {ends(found)}"
