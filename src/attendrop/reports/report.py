@@ -164,9 +164,9 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
     if errors := [part for each in results.settings if (part := _errors(results, each))]:
         sections.append(Section("errors", "What goes wrong", render("errors", parts=errors)))
     if len(table.cells):
-        header, lines, caption = methods_table(results)
+        names, cells, caption = methods_table(results)
         right = 1 + (len(results.settings) > 1)
-        content = render("captioned", caption=caption, header=header, rows=lines, right=right)
+        content = render("captioned", caption=caption, header=names, rows=cells, right=right)
         sections.append(Section("methods", "Methods", content))
         if len(results.settings) > 1:
             wide = table.wide(lambda text, _, marks: text + marks)
