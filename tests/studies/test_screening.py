@@ -106,7 +106,7 @@ def test_a_comparison_on_the_chosen_encoder(folder: Path, monkeypatch: pytest.Mo
     assert main([*asked, "--text-columns", "text", "--output-dir", f"{folder}/answer"]) == 0
     assert main([*asked, "--text-columns", "text", "--output-dir", f"{folder}/answer", "--model", "other"]) == 2
     assert "model 'other' is not one of models" in capsys.readouterr().err
-    assert main(["report", f"{folder}/answer", "--no-viewer"]) == 0
+    assert main(["report", f"{folder}/answer"]) == 0
     page = (folder / "answer" / "report" / "report.html").read_text(encoding="utf-8")
     assert "Encoder: small. Frozen, with a linear model, on the 8 training rows" in page and "small (chosen)" in page
 

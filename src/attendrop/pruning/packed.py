@@ -286,7 +286,8 @@ class GatheredLayout(PaddedLayout):
             kept = kept | (columns == 0)
         self._sequence, column = kept.nonzero().unbind(1)
         self._places = self._sequence * self.length + column
-        self._slots = (kept.flatten().long().cumsum(0) - 1).clamp(min=0)  # padding gets the place of a token before it
+        slots = kept.flatten().long().cumsum(0) - 1  # padding gets the place of a token before it, if any
+        self._slots = slots * (slots > 0)  # not clamp(min=0), which OpenVINO 2025.4 computes as 0 everywhere
         sequences = torch.arange(self.batch, device=hidden_states.device)
         member = self._sequence == sequences[:, None]
         weights = self._mean_weights.flatten().index_select(0, self._places)
