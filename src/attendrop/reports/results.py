@@ -151,8 +151,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         halved = {Path(run.folder).name for run in runs if run.metrics["config"].get("halvings")}  # of the curves
         if more := len(present - names - halved):
             notes.append(
-                f"{more} other finished runs are not part of the answer: they belong to a search or a curve, to other data or "
-                "seeds, or to a study or a comparison that was not run to its end again."
+                f"{more} other finished runs are not part of the answer: they belong to a search or a curve, to other "
+                "data or seeds, or to a study or a comparison that was not run to its end again."
             )
     if unscored := [each.name for each in settings if not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
