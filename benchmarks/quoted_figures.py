@@ -24,20 +24,18 @@ from attendrop.tasks.metrics import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results"
 _README, _HELP, _LOG = "README.md", "docs/does-it-help.md", "docs/experiments.md"
-_RECORDED = "docs/concepts/recorded_attributions.md"
-_CHOOSE = "docs/guides/choose_a_method.md"
 # The pages that quote each figure; "ad-drop" is the evidence of the method.
 QUOTED_ON = {
     "demonstration, with phrases as samples": (_README, _HELP),
-    "default on similar rows of HWU64": (_README, _HELP, _CHOOSE, "ad-drop"),
+    "default on similar rows of HWU64": (_README, _HELP, "ad-drop"),
     "default on random rows of HWU64": (_LOG, "ad-drop"),
     "all layers on STS-B, high": (_HELP,),
     "all layers on STS-B, by magnitude": (_HELP,),
     "random candidates on the messages, less than recorded ones": (_LOG,),
-    "recorded on Banking77, p = 0.3": (_LOG, _RECORDED),
-    "recorded on Banking77, p = 0.5": (_LOG, _RECORDED, _CHOOSE),
-    "recorded on ten rows of Banking77, p = 0.5": (_LOG, _RECORDED, _CHOOSE),
-    "separate pass in all layers on Banking77": (_LOG, _RECORDED, "ad-drop"),
+    "recorded on Banking77, p = 0.3": (_LOG,),
+    "recorded on Banking77, p = 0.5": (_LOG,),
+    "recorded on ten rows of Banking77, p = 0.5": (_LOG,),
+    "separate pass in all layers on Banking77": (_LOG, "ad-drop"),
 }
 
 

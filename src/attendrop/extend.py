@@ -36,6 +36,7 @@ from attendrop.errors import AttendropError as AttendropError
 from attendrop.methods.core.base import ANY as ANY
 from attendrop.methods.core.base import DECIDES_PASSES as DECIDES_PASSES
 from attendrop.methods.core.base import EXCHANGES_WEIGHTS as EXCHANGES_WEIGHTS
+from attendrop.methods.core.base import NEEDS_ROWS as NEEDS_ROWS
 from attendrop.methods.core.base import REPLACES_DROPOUT as REPLACES_DROPOUT
 from attendrop.methods.core.base import REPLACES_PARAMETERS as REPLACES_PARAMETERS
 from attendrop.methods.core.base import SCORES_ROWS as SCORES_ROWS

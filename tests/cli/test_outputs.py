@@ -117,6 +117,3 @@ def test_default_folders_of_files_of_the_same_name_differ(tmp_path: Path, monkey
     assert names[0] == names[2] != names[1] and names[0].startswith("runs/train-")
     (tmp_path / "loop.csv").symlink_to("loop.csv")  # the run refuses it in words
     assert default_output_dir(None, "loop.csv", "ad-drop", [0]).startswith("runs/loop-")
-
-
-# What cannot be trained -----------------------------------------------------------------------------------------------

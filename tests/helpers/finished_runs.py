@@ -8,7 +8,7 @@ from typing import Any
 
 from attendrop.runs.train import train
 from attendrop.studies.run_specs import BASELINES
-from attendrop.support.files import write_json, write_text
+from attendrop.support.files import write_json
 from helpers import tiny
 
 EPOCHS = 3
@@ -82,25 +82,17 @@ def write_runs(folder: Path, method: str, scores: Sequence[float], **options: An
 def write_comparison(
     folder: Path,
     scores: Mapping[str, Sequence[float]],
-    *,
-    hostile: str = "",
-    test_fraction: float = 0.0,
     **options: Any,
 ) -> Path:
     """Make a comparison of runs with given scores by method, and train the tiny model that it keeps, with ``options``.
 
-    The model and the data are made in ``folder``, too; with a ``hostile`` text, it stands in the first row of
-    ``dev.csv``; a report shows the row if it has 53 characters. With a fraction, these training rows are scored.
+    The model and the data are made in ``folder``, too.
     """
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
-    if hostile:
-        header, *rows = (folder / "dev.csv").read_text(encoding="utf-8").splitlines()
-        write_text(folder / "dev.csv", "\n".join([header, f'"{hostile}","the cat",yes', *rows]) + "\n")
-    files = {"task": None, "train_file": str(folder / "train.csv"), "test_fraction": test_fraction}
+    files = {"task": None, "train_file": str(folder / "train.csv")}
     for method, found in scores.items():
         write_runs(folder / "answer", method, found, config=files)
     chosen = {"selection_fraction": 0.0, "method": "ad-drop", "options": {"cross_tuning": False}}
-    chosen |= {"eval_file": None} if test_fraction else {}
     train(tiny.config(folder, "answer/best", **(chosen | options)))
     return folder / "answer"

@@ -1,4 +1,4 @@
-"""The attention viewer: its figure, as Vega draws it, and the section of a report."""
+"""The attention viewer: its figure, as Vega draws it, and its page."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ import numpy as np
 import pytest
 import vl_convert
 from helpers import tiny
-from helpers.command_line import Captured
-from helpers.finished_runs import write_comparison
 
-from attendrop import ADDrop, cli
-from attendrop.errors import AttendropError
+from attendrop import ADDrop
 from attendrop.reports.attention_maps import Drops, LayerMaps, Stage, Stages, TextMaps
-from attendrop.reports.attention_viewer import ShownText, attention_page, attention_part, viewer_spec
-from attendrop.reports.page import Section
-from attendrop.reports.results import read_results
-from attendrop.support.files import write_json
+from attendrop.reports.attention_viewer import ShownText, attention_page, viewer_spec
 from attendrop.tasks.types.classification import Classification
 
-HOSTILE = "</script><img src=x>the cat sees the red bird and the"  # with the other text of the row 60 characters
 TAKEN = "<script>document.title='taken'</script><img src=http://example.org/x.png>"
 FEW = ("cat", "sees", "cat")
 
@@ -109,52 +102,3 @@ def test_a_browser_draws_it_and_asks_for_nothing(tmp_path: Path) -> None:
         assert page.title() == f"Attention of {TAKEN}"
         assert [each for each in seen if not each.startswith((file.as_uri(), "data:", "blob:"))] == []
         browser.close()
-
-
-# In a report ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison whose kept model was trained with AD-DROP, with a hostile evaluation row."""
-    folder = write_comparison(tmp_path_factory.mktemp("comparison"), {"finetune": (0.5,)}, hostile=HOSTILE)
-    for run in (folder / "runs").iterdir():  # without curves: figures take time
-        write_json(run / "metrics.json", tiny.read_metrics(run) | {"history": []})
-    return folder
-
-
-def part(folder: Path, *texts: str) -> tuple[Section, str]:
-    return attention_part(read_results(folder), texts, (), "cpu")
-
-
-def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(folder: Path) -> None:
-    assert cli.main(["report", str(folder), "--device", "cpu"]) == 0
-    page = (folder / "report" / "report.html").read_text(encoding="utf-8")
-    assert "<img src=x" not in page and HOSTILE not in page
-    assert "&lt;/script&gt;&lt;img src=x&gt;the cat sees the red bird and the ‖ the cat" in page
-    found = json.loads(re.search(r'id="attention-chart">(.*?)</script>', page, re.DOTALL).group(1))["datasets"]
-    before, after = ([each for each in found["maps"] if each["stage"] == stage] for stage in (0, 1))
-    assert before[0]["a"] != after[0]["a"] and any(each["d"] for each in after)
-    assert len(found["texts"]) == 3
-
-
-def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path, {"finetune": (0.5,)}, test_fraction=0.25, method="finetune", options={})
-    section, _ = part(folder)
-    assert "The runs held them out; the kept model was trained on all rows, or a sample of all." in section.content
-    training = (tmp_path / "train.csv").read_text(encoding="utf-8")
-    texts = re.findall(r'<th scope="row">\d\. (.*?) ‖', section.content)
-    assert len(texts) == 3 and all(text in training for text in texts)
-
-
-def test_a_kept_model_that_cannot_be_shown_does_not_keep_the_report_from_being_made(
-    folder: Path, tmp_path: Path, capsys: Captured
-) -> None:
-    with pytest.raises(AttendropError, match="pairs of texts; give one --text-pair for each text"):
-        part(folder, "the cat")
-    copy = Path(shutil.copytree(folder, tmp_path / "answer"))
-    options = (copy / "best" / "run.yaml").read_text(encoding="utf-8")
-    (copy / "best" / "run.yaml").write_text(options.replace("dev.csv", "gone.csv"), encoding="utf-8")
-    assert cli.main(["report", str(copy), "--device", "cpu"]) == 0
-    assert re.search(r"Not made: Attention viewer: .*gone\.csv", capsys.readouterr().out)
-    assert "gone.csv" in (copy / "report" / "report.html").read_text(encoding="utf-8")

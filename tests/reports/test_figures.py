@@ -52,6 +52,14 @@ def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Pat
     assert values(made(tmp_path)["convergence"], "mean")[-1] == ["0.900"]
 
 
+def test_accuracy_at_coverage_is_a_mean_over_seeds(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate([(1.0, 0.6), (0.8, 0.5)]):
+        points = [{"coverage": share, "accuracy": each} for share, each in zip((0.5, 1.0), accuracies, strict=True)]
+        write_run(tmp_path, "finetune", 0.5, seed=seed, report={"coverage": points})
+    found = made(tmp_path)["coverage"]
+    assert values(found, "rows accepted, %", "mean") == [["50", "0.900"], ["100", "0.550"]]
+
+
 def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(tmp_path: Path) -> None:
     for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
         write_runs(tmp_path, method, scores)

@@ -143,8 +143,6 @@ def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured
     for arguments, message in (
         ([str(tmp_path / "nothing")], "There is no folder"),
         ([str(tmp_path / "empty")], "no finished run"),
-        ([str(study), "--text-pair", "the cat"], "give --text for each --text-pair"),
-        ([str(study), "--text", "the cat"], "No model was kept whose attention could be shown; train one with"),
     ):
         assert_refused(["report", *arguments, "--quiet", "--output-dir", str(out)], out, message, capsys)
     out.write_text("")

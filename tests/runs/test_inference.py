@@ -44,12 +44,12 @@ from attendrop.tasks.types.token_classification import TokenClassification
 YES_NO = Classification(("no", "yes"))
 
 
-def save_run(folder: Path, columns: list[str], task_type: TaskType = YES_NO) -> Path:
+def save_run(folder: Path, columns: list[str], task_type: TaskType = YES_NO, **options: Any) -> Path:
     """A finished run, without training."""
     tiny.save_tiny_bert(folder)
     model, _ = load_for(str(folder), files_task(columns, task_type))[:2]
     model.save_pretrained(folder)
-    config = {"text_columns": columns, "label_column": "label", "max_length": 24}
+    config = {"text_columns": columns, "label_column": "label", "max_length": 24} | options
     metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
     (folder / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -210,6 +210,22 @@ def test_texts_get_the_predictions_of_a_file(
         for column in ("probability", "probability_no", "probability_yes"):
             assert found[column] == pytest.approx(float(row[column]), abs=2e-6)
     assert model.predict([]) == []
+
+
+def test_other_columns_are_read_in_front_of_texts_as_in_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_run(tmp_path / "run", ["text"], with_columns=["near", "dog"])
+    (tmp_path / "a.csv").write_text("dog,text,near\nred,the cat,blue\n,a bird,bad\n")
+    predict(str(tmp_path / "run"), Source(file=str(tmp_path / "a.csv")), str(tmp_path / "out.csv"), probabilities=True)
+    model = attendrop.load(tmp_path / "run")
+    found = model.predict(["near: blue | dog: red | the cat", "near: bad | a bird"], probabilities=True)
+    assert [float(row["probability_no"]) for row in read_csv(tmp_path / "out.csv")] == [
+        pytest.approx(row["probability_no"], abs=1e-5) for row in found
+    ]
+    assert not caplog.records
+    model.predict(["the cat"])
+    assert "trained on texts that begin as 'near: ... | dog: ... | ', and none of these does" in caplog.text
 
 
 # Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding

@@ -52,7 +52,7 @@ REFUSED = [
     ([[4, 7, "PER"]], "the span [4, 7, 'PER'], 'Ann', begins or ends within a word"),
     ([[5, 8, "PER"]], "'nna', begins or ends within a word"),
     ([[3, 4, "PER"]], "' ', begins or ends within a word"),
-    ([[4, 14, "PER"], [9, 17, "ORG"]], "the spans [4, 14, 'PER'] and [9, 17, 'ORG'] overlap, and a word has one tag"),
+    ([[9, 15, "PER"], [14, 17, "ORG"]], "the spans [9, 15, 'PER'] and [14, 17, 'ORG'] overlap, and a word has one tag"),
     ([[4, 8, "PER"], [4, 8, "ORG"]], "overlap"),
     ([[4.0, 8, "PER"]], "is no span; write [start, end, type]"),
     ([[4, 8]], "is no span"),
@@ -128,9 +128,15 @@ SCHEMES = {
     "IOB1": ("O I-PER I-PER B-PER", "O B-PER I-PER B-PER"),
     "IOB2": ("O B-PER I-PER B-PER", ""),
     "IOBES": ("O B-PER E-PER S-LOC", ""),
-    "types without a prefix": ("O PER LOC", ""),
     "parts of speech": ("NNP VBZ -LRB- . , WP$", ""),
 }
+
+
+@pytest.mark.parametrize(("tags", "bare"), [("O PER LOC", "LOC"), ("O B-PER PER", "PER"), ("O B-PER PER-B", "PER-B")])
+def test_tags_in_no_scheme_are_told(tags: str, bare: str, tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("\n".join(f"word {tag}" for tag in tags.split()))
+    found = inspect_files(tmp_path / "a.conll")
+    assert f"tags such as '{bare}' do not say where entities begin" in found.notes[0] and len(found.tags) == 3
 
 
 @pytest.mark.parametrize("name", SCHEMES)

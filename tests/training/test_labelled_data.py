@@ -40,6 +40,8 @@ def test_processes_share_all_rows_out() -> None:
                  LabelledRows(batches, None, CPU)):  # fmt: skip
         parts = [[*data.iter_batches(1, Processes(rank, 2))] for rank in (0, 1)]
         assert [[int(batch["rows"]) for batch in part] for part in parts] == [[0, 2, 4], [1, 3]]
+    whole = LabelledRows(batches, None, CPU).iter_batches(2, Processes())  # batches are not divided or joined
+    assert [int(batch["rows"]) for batch in whole] == [0, 1, 2, 3, 4]
     ragged = LabelledRows(list(range(5)), lambda rows: {"rows": rows}, CPU)
     assert [batch["rows"] for batch in ragged.iter_batches(2, Processes(0, 2))] == [[0, 1], [4]]
 

@@ -240,6 +240,7 @@ BEST = EPOCHS | {"load_best_model_at_end": True, "metric_for_best_model": "accur
 SCHEDULES: dict[str, tuple[int, dict[str, Any]]] = {
     "after the last step of an epoch": (5, EVERY_STEP | {"save_steps": 4, "eval_strategy": "epoch"}),
     "after all steps, within an epoch": (6, EVERY_STEP | {"max_steps": 6, "eval_strategy": "epoch"}),
+    "between two logs": (5, EVERY_STEP | {"logging_strategy": "steps", "logging_steps": 3}),
     "best": (5, BEST | EACH_LOGGED),
     "grouped, with partial steps": (
         5,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attendrop.cli import app as ui
-from attendrop.errors import AttendropError
 
 
 @ui.app.command()
@@ -18,28 +17,15 @@ def report(
         str | None,
         typer.Option(help="Method to compare with, by its label.", show_default="that of the answer, or finetune"),
     ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text whose attention is shown with the model in DIR/best; may be repeated.",
-            show_default="three evaluation rows",
-        ),
-    ] = None,
-    text_pair: ui.TextPair = None,
-    no_viewer: Annotated[bool, typer.Option("--no-viewer", help="Show no attention, and load no model.")] = False,
-    device: ui.Device = "auto",
     overwrite: ui.Overwrite = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
 ) -> None:
-    """Make tables, figures and an HTML page of finished runs, with the attention of the model that was kept."""
-    if no_viewer and (text or text_pair):
-        raise AttendropError("--no-viewer shows no texts; omit it, or --text.")
+    """Make tables, figures and an HTML page of finished runs."""
     from attendrop.reports.report import PAGE, write_report
 
-    shown: dict[str, Any] = {"viewer": not no_viewer, "texts": text or (), "pairs": text_pair or (), "device": device}
     with ui.messages(quiet=quiet):
-        found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, **shown)
+        found = write_report(folder, output_dir, reference=reference, overwrite=overwrite)
     settings = found.results.settings
     figures = [name for name in found.files if name.endswith(".svg")]
     tables = [str(found.folder / name) for name in found.files if name.startswith("table.")]

@@ -15,6 +15,7 @@ from attendrop.attribution.predictions import is_regression
 from attendrop.attribution.recording import keep_all
 from attendrop.extend import (
     LAYERS,
+    NEEDS_ROWS,
     SWITCH,
     AttendropError,
     AttentionCall,
@@ -41,7 +42,7 @@ from attendrop.extend import (
     select_layers,
     unit_interval,
 )
-from attendrop.methods.ad_drop_records import Candidates, Recorder
+from attendrop.methods.ad_drop_records import Candidates, Recorder, RecordingPlan
 from attendrop.randomness.candidates import Region, kept
 
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
@@ -148,6 +149,7 @@ class ADDrop(Method):
         acts_on=("scores",),
         forward="2",
         backward="1 + activations",
+        traits={NEEDS_ROWS: "attribution=recorded"},
         inactive_epochs_hint=(
             "With cross-tuning it is active in every second epoch, and with recorded attributions not in the first; "
             "train for more epochs, or set cross_tuning=False to activate it in all from start_epoch on."
@@ -204,10 +206,6 @@ class ADDrop(Method):
 
     def active(self, epoch: int) -> bool:
         return epoch >= self.start_epoch and (not self.cross_tuning or epoch % 2 == 1)
-
-    @property
-    def needs_rows(self) -> bool:
-        return self.attribution == "recorded"
 
     def start(self, training: TrainingContext) -> MethodState:
         return (RecordedState if self.needs_rows else ADDropState)(self, training)
@@ -351,7 +349,7 @@ class RecordedState(ADDropState):
             plans.append(self.dropping(context, method.q, row_pass.candidates, origins=row_pass.origins))
         if records:
             layers = method.selected_layers(context.adapter.attention_layers)
-            plans.append(recorder.recording(row_pass, layers, lambda *given: region(*given).mask))
+            plans.append(RecordingPlan(recorder, row_pass, layers, lambda *given: region(*given).mask))
         return plans[0] if len(plans) == 1 else CombinedPlan(plans)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:

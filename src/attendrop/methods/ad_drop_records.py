@@ -5,7 +5,7 @@
 #
 #   begin_pass   if the step is new, `flush` what the last one gathered; if the epoch is new, `exchange` with processes
 #   forward      `RowPass.candidates` reads, layer by layer, what earlier steps recorded of the rows
-#   backward     the hooks of `recording` append a gradient of each layer; of several small layers, the
+#   backward     the hooks of a `RecordingPlan` append a gradient of each layer; of several small layers, the
 #                candidates are then chosen at once (`choose`), which frees the gradients
 #   after_step   `choose` the candidates by the gradients that are left; they stay on their device
 #   next step    `flush`: to the host, into `RowRecords`. Only now a record is visible, to all passes of that step alike
@@ -238,8 +238,12 @@ def _tokens(seen: _Array) -> list[tuple[int, int]]:
     return list(zip(first.tolist(), (seen.shape[1] - seen[:, ::-1].argmax(-1) - first).tolist(), strict=True))
 
 
-class _RecordingPlan(Plan):
-    """Plan that changes nothing, and hands the gradients of layers to a recorder when the pass is differentiated."""
+class RecordingPlan(Plan):
+    """Plan that changes nothing, and has the candidates of some layers recorded when the pass is differentiated.
+
+    Of copies of a row, the first is recorded. Where gradients are not finite, as in a step that a float16 scaler skips,
+    the previous record is kept.
+    """
 
     def __init__(self, recorder: Recorder, row_pass: RowPass, layers: Sequence[AttentionLayer], choose: Choose) -> None:
         super().__init__()
@@ -330,14 +334,6 @@ class Recorder:
         if mask is None:
             return RowPass(self.records, rows, units)
         return RowPass(self.records, rows, units, _tokens(read[1].reshape(mask.shape)), mask.shape[1])
-
-    def recording(self, row_pass: RowPass, layers: Sequence[AttentionLayer], choose: Choose) -> Plan:
-        """Return the plan that records the candidates of some layers when the pass is differentiated.
-
-        Of copies of a row, the first is recorded. Where gradients are not finite, as in a step that a float16 scaler
-        skips, the previous record is kept.
-        """
-        return _RecordingPlan(self, row_pass, layers, choose)
 
     def add(self, row_pass: RowPass, call: AttentionCall, choose: Choose, gradient: Tensor, value: Tensor) -> None:
         """Add the gradient of the heads' outputs of a layer, and its values."""

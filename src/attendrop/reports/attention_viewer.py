@@ -1,31 +1,20 @@
-"""The attention viewer: a page, or a section of one, with maps of texts in one or two models."""
+"""The attention viewer: a page with maps of texts in one or two models."""
 
 from __future__ import annotations
 
 import logging
-import shlex
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import build_method, given_options
-from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, load_stages, text_maps
+from attendrop.methods.core.registry import given_options
+from attendrop.reports.attention_maps import Numbers, Stages, TextMaps, text_maps
 from attendrop.reports.figures import MUTED, SERIES
 from attendrop.reports.page import MOST_BYTES, Section, render, render_page
-from attendrop.reports.results import Results
-from attendrop.runs.config import DEFAULT_METHOD, RUN_FILE, RunConfig, read_run_file
-from attendrop.runs.data import divide, load_data
-from attendrop.runs.run_folder import keeps_model, read_metrics
-from attendrop.studies.comparison import BEST
-from attendrop.studies.method_rows import method_label
-from attendrop.studies.run_specs import FROZEN
-from attendrop.studies.verdict import BASELINES_IN_WORDS
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.table import BadValue
@@ -37,24 +26,19 @@ import altair as alt  # after `figures`, which says how to install it
 
 # Side of the maps in the overview, in blocks at most, and of a head there and a cell of the map, in pixels.
 _BLOCKS, _THUMBNAIL, _LARGEST_CELL, _LARGEST_MAP = 8, 34, 24, 520
-# Number of rows that a report shows, and of characters that they should have; only the first of very many count.
-COUNT, CHARACTERS, MOST_ROWS = 3, 60, 2000
-# Options by which runs set rows aside; the kept model is trained on all.
-_SET_ASIDE = ("test_fraction", "ood", "ood_column")
 _LEGEND = ("attention weight", "raises the score", "lowers the score")
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ShownText:
-    """One input, both texts of a pair, with its maps in each model, and its label in the data if that is known.
+    """One input, both texts of a pair, with its maps in each model.
 
     The note, a sentence, says which tokens are shown, and which others the run reads; empty: all, as in the run.
     """
 
     text: str
     stages: tuple[TextMaps, ...]
-    label: str | None = None
     note: str = ""
 
 
@@ -268,19 +252,7 @@ def _overview(stage: int, chosen: alt.Parameter, heads: int, layers: int) -> alt
     return chart.properties(width=_THUMBNAIL * heads, height=_THUMBNAIL * layers)
 
 
-# Pages and sections --------------------------------------------------------------------------------------------------
-
-
-def viewer_section(identifier: str, stages: Stages, texts: Sequence[ShownText], about: Any = "") -> Section:
-    """Make a section of a page with a viewer, and what is said about it below."""
-    rows = [
-        (f"{number}. {shown.text}", shown.label or "", *(maps.predicted for maps in shown.stages), shown.note)
-        for number, shown in enumerate(texts, 1)
-    ]
-    header = ("text", "in the data", *(stage.name for stage in stages.stages), "note")
-    chart = f"{identifier}-chart"
-    content = render("viewer", identifier=chart, header=header, rows=rows, about=about)
-    return Section(identifier, "Attention", content, {chart: viewer_spec(stages, texts)})
+# The page -------------------------------------------------------------------------------------------------------------
 
 
 def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: str = "gradient") -> str:
@@ -289,7 +261,21 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     Raises:
         AttendropError: The page would be larger than 6 MB.
     """
-    sections = [viewer_section("maps", stages, texts), Section("about", "What is shown", _about(stages, attribution))]
+    rows = [
+        (f"{number}. {shown.text}", *(maps.predicted for maps in shown.stages), shown.note)
+        for number, shown in enumerate(texts, 1)
+    ]
+    header = ("text", *(stage.name for stage in stages.stages), "note")
+    viewer = render("viewer", identifier="maps-chart", header=header, rows=rows)
+    method = stages.method and stages.method.name
+    if stages.method is not None:
+        own = given_options(stages.method.name, stages.method.options())
+        method = f"{method} with {', '.join(f'{name}={value}' for name, value in own.items()) or 'its default options'}"
+    told = {"method": method, "attribution": attribution, "stages": stages.stages, "score": stages.task_type.attributed}
+    sections = [
+        Section("maps", "Attention", viewer, {"maps-chart": viewer_spec(stages, texts)}),
+        Section("about", "What is shown", render("explanation", **told)),
+    ]
     page = render_page(f"Attention of {name}", sections)
     if (size := len(page.encode())) > MOST_BYTES:
         raise AttendropError(
@@ -297,67 +283,3 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
             f"{max(len(shown.stages[0].tokens) for shown in texts)}, fewer layers (--layers), or fewer texts."
         )
     return page
-
-
-def _about(stages: Stages, attribution: str = "gradient") -> Markup:
-    method = stages.method and stages.method.name
-    if stages.method is not None:
-        own = given_options(stages.method.name, stages.method.options())
-        method = f"{method} with {', '.join(f'{name}={value}' for name, value in own.items()) or 'its default options'}"
-    score = stages.task_type.attributed
-    return render("explanation", method=method, attribution=attribution, stages=stages.stages, score=score)
-
-
-def attention_part(results: Results, texts: Sequence[str], pairs: Sequence[str], device: str) -> tuple[Section, str]:
-    """Show the attention of the model that a comparison kept, or of that of a run; studies keep none.
-
-    Returns:
-        The section, and why it has no viewer; empty: it has one.
-
-    Raises:
-        AttendropError: Texts were given, and cannot be shown.
-    """
-    folder = next(filter(keeps_model, (results.folder / BEST, results.folder)), None)
-    try:
-        if folder is None:
-            raise AttendropError(
-                "No model was kept whose attention could be shown; train one with `attendrop train --config "
-                'RUN/run.yaml --output-dir FOLDER`, then `attendrop attend FOLDER "TEXT"` shows it.'
-            )
-        stages = load_stages(str(folder), None, build_method(DEFAULT_METHOD), device=device)
-        shown, source = (show_texts(stages, texts, pairs), "") if texts else _rows(folder, results, stages)
-    except AttendropError as error:
-        if texts:
-            raise
-        return Section("attention", "Attention", render("note", text=str(error))), str(error)
-    metrics: Mapping[str, Any] = read_metrics(folder) or {}
-    # If only the start of its head was made, it is the baseline.
-    is_frozen = metrics["config"].get("max_steps") == 0
-    name = BASELINES_IN_WORDS[FROZEN] if is_frozen else method_label(metrics)
-    trained = f"{name}, seed {metrics['seed']}, {metrics['data']['rows']['train']} training rows"
-    quoted = shlex.quote(str(folder))
-    about = render("kept", trained=trained, source=source, explanation=_about(stages), folder=quoted)
-    return viewer_section("attention", stages, shown, about), ""
-
-
-def _rows(folder: Path, results: Results, stages: Stages) -> tuple[list[ShownText], str]:
-    """Compute the maps of some evaluation rows, and describe which these are."""
-    given = read_run_file(str(folder / RUN_FILE))
-    given |= {"seed": given["seed"][0], "output_dir": str(folder)}
-    runs = (run for setting in results.settings for run in setting.runs)
-    of_runs: dict[str, Any] = next((run.metrics["config"] for run in runs), {})
-    config = RunConfig(**given | {name: of_runs[name] for name in _SET_ASIDE if of_runs.get(name)})
-    data = load_data(config)
-    rows = divide(config, data).report.get("dev")
-    if rows is None:
-        raise AttendropError("The runs that record the evaluation rows are gone; give texts with --text.")
-    every = data.task.type.texts(rows.select(range(min(len(rows), MOST_ROWS))))
-    chosen = sorted(range(len(every)), key=lambda row: abs(sum(map(len, every[row])) - CHARACTERS))[:COUNT]
-    logger.info("Computing the attention maps of %d texts with the model in %s.", len(chosen), folder)
-    texts, *pairs = zip(*(every[row] for row in chosen), strict=True)
-    shown = show_texts(stages, texts, pairs[0] if pairs else ())
-    labels = [str(data.task.type.shown_label(label)) for label in rows.select(chosen)["label"]]
-    source = f"Texts: {len(chosen)} evaluation rows, those whose length is nearest to {CHARACTERS} characters."
-    if folder.name == BEST and config.test_fraction:  # which the runs held out, and the kept model did not
-        source += " The runs held them out; the kept model was trained on all rows, or a sample of all."
-    return [replace(each, label=label) for each, label in zip(shown, labels, strict=True)], source

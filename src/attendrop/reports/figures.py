@@ -321,6 +321,45 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
     return figures or "no two settings with a method in common differ only in the number of training rows"
 
 
+def more_rows(results: Results, looks: Looks) -> list[Figure] | str:
+    """Draw what ``compare --curve`` measured on fewer rows, and predicts for more, if it was asked for."""
+    curves = [each for each in results.curves if each.sizes]
+    records: list[dict[str, Any]] = []
+    for curve in curves:
+        for size, score in zip(curve.sizes, curve.scores, strict=True):
+            record: dict[str, Any] = {
+                "method": curve.label,
+                "training rows": f"{size:.0f}",
+                curve.metric: number(score),
+            }
+            record |= {"90 % interval": "measured", "_x": size, "_y": score, "_measured": True}
+            records.append(record)
+        for factor, gain in curve.gains.items():
+            low, value, high = (curve.scores[-1] + each for each in (gain.low, gain.value, gain.high))
+            size, shown = factor * curve.sizes[-1], f"[{number(low)}, {number(high)}]"
+            record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value)}
+            record |= {"90 % interval": shown, "_x": size, "_y": value, "_low": low, "_high": high, "_measured": False}
+            records.append(record)
+    if not records:
+        return []
+    base, values = chart_of(records)
+    color, shape = _of_methods({label: looks.get(label, 0) for label in dict.fromkeys(each.label for each in curves)})
+    axis = alt.Axis(values=sorted({record["_x"] for record in records}), format=".0f", labelOverlap="greedy")
+    base = base.encode(
+        x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log", nice=False)),
+        y=alt.Y("_y:Q", title=curves[0].metric, scale=alt.Scale(zero=False)),
+        color=color,
+    )
+    bars = base.mark_rule(opacity=0.5, strokeWidth=2).encode(y="_low:Q", y2="_high:Q")
+    lines = base.mark_line(strokeDash=[4, 3], strokeWidth=1)
+    opacity = alt.condition("datum._measured", alt.value(1), alt.value(0.4))
+    points = base.mark_point(filled=True, size=50).encode(shape=shape, opacity=opacity)
+    caption = " ".join(each.sentence for each in curves)
+    caption += " Full points: measured, mean over seeds. Pale points: predicted by a power law, with 90 % intervals."
+    chart = (bars + lines + points).properties(**SIZE)
+    return [Figure("more_rows", "", "Score with more rows", caption, chart, values)]
+
+
 # Curves over epochs and steps ----------------------------------------------------------------------------------------
 
 
@@ -582,7 +621,10 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
 
 
 # Titles in case a figure cannot be made.
-_OF_ALL: dict[str, Callable[..., list[Figure] | str]] = {"Score over data size": score_over_data_size}
+_OF_ALL: dict[str, Callable[..., list[Figure] | str]] = {
+    "Score with more rows": more_rows,
+    "Score over data size": score_over_data_size,
+}
 _OF_SETTING: dict[str, Callable[..., list[Figure] | str]] = {
     "Scores": scores,
     "Cost against gain": cost_against_gain,

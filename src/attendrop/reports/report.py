@@ -14,7 +14,6 @@ from typing import Any
 
 import attendrop
 from attendrop.errors import AttendropError
-from attendrop.reports.attention_viewer import attention_part
 from attendrop.reports.figures import SCORES, Figure, make_figures
 from attendrop.reports.page import Section, render, render_page
 from attendrop.reports.results import ReportedSetting, Results, read_results
@@ -41,7 +40,7 @@ class Report:
 
     Attributes:
         files: Names of the files, the page first.
-        left_out: Which figures, tables or viewer were not made, and why: a line for each.
+        left_out: Which figures or tables were not made, and why: a line for each.
     """
 
     folder: Path
@@ -67,10 +66,6 @@ def write_report(
     *,
     reference: str | None = None,
     overwrite: bool = False,
-    viewer: bool = True,
-    texts: Sequence[str] = (),
-    pairs: Sequence[str] = (),
-    device: str = "auto",
 ) -> Report:
     """Write the tables, the figures and the page of a study or a comparison.
 
@@ -81,17 +76,11 @@ def write_report(
         output: Folder of the report. None: ``report`` in the former.
         reference: See :func:`attendrop.reports.results.read_results`.
         overwrite: Also replace files with these names that no report wrote, or that were changed since.
-        viewer: Whether the page shows the attention of the model that a comparison kept.
-        texts: What the viewer shows. Default: three evaluation rows.
-        pairs: Second texts, for a model of pairs.
-        device: Where the attention is computed.
 
     Raises:
         AttendropError: There is nothing to report, the output is a file or holds files that would be replaced, or
-            Altair is not installed; or texts for the viewer are given and cannot be shown.
+            Altair is not installed.
     """
-    if pairs and not texts:
-        raise AttendropError("Second texts are given, but no first ones; give --text for each --text-pair.")
     folder = Path(folder)
     output = folder / FOLDER if output is None else Path(output)
     if output.exists() and not output.is_dir():
@@ -100,10 +89,7 @@ def write_report(
     results = read_results(folder, reference)
     figures, left_out = make_figures(results)
     table = make_result_table(results)
-    sections, reason = _sections(results, table, figures), ""
-    if viewer:
-        attention, reason = attention_part(results, texts, pairs, device)
-        sections.insert(-1, attention)
+    sections = _sections(results, table, figures)
     answers = [each.answer for each in results.settings]
     models = ", ".join(dict.fromkeys(Path(each.model).name for each in answers))
     rows = list(dict.fromkeys(each.scored_on for each in answers))
@@ -129,8 +115,6 @@ def write_report(
             stem = f"{whole}-{count}"
         contents |= {f"{stem}.{suffix}": content for suffix, content in figure.files().items()}
     _write(output, contents, overwrite=overwrite)
-    if reason:
-        left_out.append(f"Attention viewer: {reason}")
     return Report(output, results, tuple(contents), tuple(left_out))
 
 
@@ -161,7 +145,7 @@ def _write(output: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> N
 
 
 def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -> list[Section]:
-    """Make the sections of the page; the last one is about the runs."""
+    """Make the sections of the page."""
     drawn = [(figure, f"figure-{count}") for count, figure in enumerate(figures, 1)]
     above, below = ([each for each in drawn if (each[0].kind == SCORES) is is_above] for is_above in (True, False))
     # The name of a setting may be that of another with another metric, which is the second column of the values.
@@ -172,12 +156,17 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
     ]
     content = render("answer", settings=settings, remarks=results.notes)
     sections = [Section("answer", "Answer", content, {identifier: figure.spec() for figure, identifier in above})]
+    if results.encoders is not None:
+        header, *lines = results.encoders.table()
+        caption = " ".join([*results.encoders.sentences, f"The table: {results.encoders.title[:-1]}."])
+        content = render("captioned", caption=caption, header=header, rows=lines, right=1)
+        sections.append(Section("encoders", "Encoders", content))
     if errors := [part for each in results.settings if (part := _errors(results, each))]:
         sections.append(Section("errors", "What goes wrong", render("errors", parts=errors)))
     if len(table.cells):
-        header, lines, caption = methods_table(results)
+        names, cells, caption = methods_table(results)
         right = 1 + (len(results.settings) > 1)
-        content = render("captioned", caption=caption, header=header, rows=lines, right=right)
+        content = render("captioned", caption=caption, header=names, rows=cells, right=right)
         sections.append(Section("methods", "Methods", content))
         if len(results.settings) > 1:
             wide = table.wide(lambda text, _, marks: text + marks)

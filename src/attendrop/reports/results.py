@@ -14,8 +14,10 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import read_failures
+from attendrop.studies.learning_curve import CURVE, LearningCurve
 from attendrop.studies.method_rows import method_label, scored_data
 from attendrop.studies.run_specs import COMPARED, LABEL, REFERENCE, RUNS
+from attendrop.studies.screening import ENCODERS, Screening
 from attendrop.studies.study import OverallRow, overall_rows
 from attendrop.wording import counted
 
@@ -72,12 +74,16 @@ class Results:
     Attributes:
         overall: Methods over all settings; empty for a single one.
         notes: What the reader must know of how the results were found.
+        encoders: How the encoder of a comparison was chosen; None if it was given.
+        curves: What more rows would bring, if a comparison was asked.
     """
 
     folder: Path
     settings: tuple[ReportedSetting, ...]
     overall: tuple[OverallRow, ...]
     notes: tuple[str, ...]
+    encoders: Screening | None = None
+    curves: tuple[LearningCurve, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -142,15 +148,20 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         names = {at for own in compared.values() for at in own}
         if missing := len(names - present - set(failed)):
             notes.append(f"{missing} of {len(names)} runs of the answer are missing or damaged, and left out.")
-        if more := len(present - names):
+        halved = {Path(run.folder).name for run in runs if run.metrics["config"].get("halvings")}  # of the curves
+        if more := len(present - names - halved):
             notes.append(
-                f"{more} other finished runs are not part of the answer: they belong to a search, to other data or "
+                f"{more} other finished runs are not part of the answer: they belong to a search or a curve, to other data or "
                 "seeds, or to a study or a comparison that was not run to its end again."
             )
     if unscored := [each.name for each in settings if not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
-    return Results(folder, tuple(settings), overall, tuple(notes))
+    screened = read_json(folder / ENCODERS, {"found": dict})
+    encoders = None if screened is None else Screening.from_dict(screened["found"])
+    drawn = read_json(folder / CURVE, {"curves": list}) or {"curves": []}
+    curves = tuple(map(LearningCurve.from_dict, drawn["curves"]))
+    return Results(folder, tuple(settings), overall, tuple(notes), encoders, curves)
 
 
 def _finished_runs(folder: Path) -> Iterator[ReportedRun]:

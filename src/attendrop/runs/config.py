@@ -412,6 +412,8 @@ class RunConfig:
     max_train_samples: int | None = option(None, "sample", "Number of training rows to use.")
     shots: int | None = option(None, "sample", "Number of training rows per class to use.")
     """The selection split is taken from these, as from ``max_train_samples``."""
+    halvings: int | None = option(None)
+    """How often the training rows are halved, stratified by class: ``compare --curve``."""
     protocol: str = option(
         "held-out",
         "selection",

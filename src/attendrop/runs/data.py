@@ -179,6 +179,8 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     if config.max_train_samples is not None:
         rows = subset(rows, config.max_train_samples, config.seed)
         given = min(given, config.max_train_samples)
+    for _ in range(config.halvings or 0):  # names of classes stay rows, or none, as with all of the rows
+        rows = hold_out(rows, task, 0.5, config.seed)[0]
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:

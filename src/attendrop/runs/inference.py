@@ -99,6 +99,10 @@ class RunModel:
         rows, reads = [text if isinstance(text, tuple) else (text,) for text in texts], self.task_type
         trained_on = len(self.text_columns()) or len(rows[0] if rows else ())
         names, read = reads.inputs_of(trained_on), list[Any]()
+        begins = tuple(f"{name}: " for name in self.options.get("with_columns") or ())
+        if begins and rows and not any(str(row[0]).startswith(begins) for row in rows if row):
+            form = " | ".join(f"{begin}..." for begin in begins)
+            logger.warning("The model was trained on texts that begin as '%s | ', and none of these does.", form)
         for number, row in enumerate(rows):
             if not reads.least_inputs <= len(row) <= reads.most_inputs or reads.inputs_of(len(row)) != names:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
@@ -378,7 +382,8 @@ class _Rows:
         """
         unknown = 0
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
-            device, bf16 = compute_device(source.device), bool(model.options.get("bf16"))
+            device = compute_device(source.device)
+            bf16 = bool(model.options.get("bf16")) and not labelled  # scores are those of the run, in full precision
             to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         def count(rows: int) -> None:

@@ -54,7 +54,8 @@ class TextPredictor:
 
         Args:
             texts: A text each; where the model reads two or more together, such as pairs, a tuple of them each. Words
-                to be tagged are a list, or a text with spaces between them.
+                to be tagged are a list, or a text with spaces between them. Other columns (``--with-columns``) stand in
+                front of the text, as in training: ``channel: mail | ...``.
             probabilities: Return a dict each, with the columns that ``attendrop predict --probabilities`` writes: for
                 classes ``label``, its ``probability`` and ``probability_CLASS`` of each class; and, if the model was
                 trained with ``accept``, its ``confidence`` and whether it is ``accepted``.

@@ -130,6 +130,8 @@ def _predicting(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Return a block of Python code that predicts with the model."""
     inputs = task_type.inputs_of(len(metrics["data"]["text_columns"]))[: task_type.most_inputs]
     names = [_SHOWN_NAMES.get(name, name) for name in inputs]
+    if others := metrics["config"].get("with_columns"):
+        names[0] = f"{json.dumps(''.join(f'{name}: ... | ' for name in others), ensure_ascii=False)} + {names[0]}"
     row = names[0] if len(names) == 1 else f"({', '.join(names)})"
     more = "  # probabilities=True: and how probable each is" if task_type.has_probabilities else ""
     return f"```python\nimport attendrop\n\nanswers = attendrop.load(folder).predict([{row}]){more}\n```"

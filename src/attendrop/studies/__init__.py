@@ -6,6 +6,8 @@
 - A :class:`~attendrop.studies.verdict.Verdict` is the recommendation that follows from rows, in numbers and in words.
 - An :class:`~attendrop.studies.answer.Answer` is the result for one setting: the rows, the verdict and its limits.
 - A :class:`~attendrop.studies.study.StudyReport` has the answers of all settings of a study, and methods over them.
+- A :class:`~attendrop.studies.screening.Screening` says which encoder to compare methods on, and a
+  :class:`~attendrop.studies.learning_curve.LearningCurve` what more rows would bring.
 - A :class:`~attendrop.studies.comparison.Comparison` has the options of ``attendrop compare``, and an
   :class:`~attendrop.studies.compare.Outcome` has the answer of a comparison, the trials, and the model it keeps.
 """

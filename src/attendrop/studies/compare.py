@@ -1,7 +1,8 @@
 """Comparison of methods on custom data: which one should be used to fine-tune on it?
 
-The time line of :func:`run_comparison`: settings are searched on selection rows, if this is asked for; all methods and
-baselines are run with each seed; their answer is written; the recommended model is trained on all rows, and kept.
+The time line of :func:`run_comparison`: an encoder is chosen on the training rows, and settings on selection rows, if
+this is asked for; all methods and baselines are run with each seed; their answer is written; the recommended model is
+trained on all rows, and kept.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.run_folder import holds_run, read_metrics
+from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
+from attendrop.studies.learning_curve import CURVE, HALVINGS, MODELS, SEEDS, LearningCurve, learning_curves
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.run_specs import FROZEN, REFERENCE, WITHOUT, Event, RunSpec, with_evaluation
+from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
-from attendrop.support.files import write_json, write_text
+from attendrop.support.files import model_sha256, write_json, write_text
 from attendrop.tasks.acceptance import promise
 from attendrop.tasks.base import Task
 from attendrop.tasks.types.base import TaskType
@@ -65,6 +68,8 @@ class Outcome:
     """Result of a comparison.
 
     Attributes:
+        encoders: How encoders were compared on the training rows; None if one was given.
+        curves: What more rows would bring, of each model for which it was asked.
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         accept: Which of its answers to accept, if that was asked for, see
@@ -76,6 +81,8 @@ class Outcome:
     trials: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
     kept: str | None = None
     best: Path | None = None
+    encoders: Screening | None = None
+    curves: Sequence[LearningCurve] = ()
     accept: Mapping[str, Any] | None = None
 
     @property
@@ -93,6 +100,8 @@ class Outcome:
             "chosen": {name: setting.described for name, setting in self.chosen.items()},
             "kept": self.kept,
             "best": None if self.best is None else str(self.best),
+            **({} if self.encoders is None else {"encoders": self.encoders.as_dict()}),
+            **({"curves": [each.as_dict() for each in self.curves]} if self.curves else {}),
             **({} if self.accept is None else {"accept": dict(self.accept)}),
         }
 
@@ -109,6 +118,8 @@ class Outcome:
     def lines(self) -> list[str]:
         """Return the answer in words, the table, and the chosen settings."""
         lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
+        lines += ["", *(each.sentence for each in self.curves)] if self.curves else []
+        lines += [] if self.encoders is None else ["", *self.encoders.lines()]
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
@@ -118,6 +129,8 @@ class Outcome:
     def write(self, folder: Path) -> None:
         """Write the answer, with the chosen settings."""
         choices = "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
+        choices += "".join(f"\n{in_markdown(each.sentence)}\n" for each in self.curves)
+        choices += "" if self.encoders is None else self.encoders.markdown()
         table = csv_of_records(self.answer.records())
         write_reports(folder, self.answer.markdown() + choices, self.as_dict(), table)
 
@@ -137,8 +150,8 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
         output_dir: Folder of the answer, the runs and the chosen model. Another call continues there.
         workers: Number of processes; 0: this one; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.executor.open_runner`.
-        **options: ``methods``, ``seeds``, ``trials``, ``folds``, ``baselines`` and ``keep_best``, see
-            :class:`attendrop.studies.comparison.Comparison`, and options of
+        **options: ``methods``, ``models``, ``curve``, ``seeds``, ``trials``, ``folds``, ``baselines`` and
+            ``keep_best``, see :class:`attendrop.studies.comparison.Comparison`, and options of
             :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
     Raises:
@@ -173,9 +186,22 @@ def run_comparison(
         AttendropError: The data cannot be used, or a method on the model, the folder holds the answer of another
             comparison, or no run of plain fine-tuning succeeded.
     """
-    asked, folder = comparison.config, Path(comparison.output_dir)
-    config = dataclasses.replace(asked, accept=None)  # which only the kept model needs
+    folder, encoders, screened_by = Path(comparison.output_dir), None, dict[str, Any]()
     check_study_folder(folder, comparison=True)
+    # Choose an encoder, if this is asked for, or read which one was chosen from the same encoders on the same rows.
+    if comparison.models:
+        screened_by = comparison.record() | {name: model_sha256(name) for name in comparison.models}
+        screened_by = {name: value for name, value in screened_by.items() if name not in ("model", "model_sha256")}
+        before = read_json(folder / ENCODERS, {"of": dict, "found": dict})
+        if before is not None and before["of"] == screened_by:
+            encoders = Screening.from_dict(before["found"])
+        else:
+            encoders = screen(comparison.config, comparison.models)
+        logger.info("%s", " ".join(encoders.sentences))
+        chosen = dataclasses.replace(comparison.config, model=encoders.chosen.model)
+        comparison = dataclasses.replace(comparison, config=chosen)
+    asked = comparison.config
+    config = dataclasses.replace(asked, accept=None)  # which only the kept model needs
     # Bad data and models are to be refused once, and not by each run.
     run = resolve_run(asked)
     load_tokenizer(config.model, run.task)
@@ -201,8 +227,11 @@ def run_comparison(
     defaults = {setting.label: setting for setting in comparison.methods}
     rows = len(defaults) + len(comparison.baselines) + bool(config.with_columns)
     final = comparison.seeds * rows + comparison.keep_best
+    final += comparison.curve * MODELS * (SEEDS * len(HALVINGS) - min(SEEDS, comparison.seeds))
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_json(folder / RECORD, comparison.record())
+        if encoders is not None:
+            write_json(folder / ENCODERS, {"of": screened_by, "found": encoders.as_dict()})
         # Try settings, if this is asked for.
         perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
@@ -219,9 +248,15 @@ def run_comparison(
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
         failed = [each.run for each in results if each.metrics is None]
         found = answer([each.run for each in results if each.metrics is not None], failed=failed)
-        outcome = Outcome(found, trials)
+        outcome = Outcome(found, trials, encoders=encoders)
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model
+        # Predict what more rows would bring, if this is asked for.
+        (folder / CURVE).unlink(missing_ok=True)
+        if comparison.curve:
+            outcome = dataclasses.replace(outcome, curves=learning_curves(found, results, perform))
+            write_json(folder / CURVE, {"curves": [each.as_dict() for each in outcome.curves]})
+            outcome.write(folder)
         # Keep the model.
         if comparison.keep_best:
             runner.release()

@@ -13,7 +13,7 @@ from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, by_content, check_fields, names, option
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.run_specs import BASELINES, CHEAP, COMPARED, REFERENCE, check_number_of_runs, data_sha256
-from attendrop.support.files import model_sha256
+from attendrop.support.files import MINILM, model_sha256
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -127,15 +127,24 @@ class Comparison:
     trials: int = option(1, "search", "Settings to try for each method, including learning rates, with optuna.")
     """The default setting is the first of them; 1: only it. optuna is in ``attendrop[search]``."""
     folds: int = option(3, "search", "Selection splits on which settings are scored.")
+    models: tuple[str, ...] = option(
+        (), "search", "Instead of --model: encoders to choose from on training rows, comma-separated, or auto."
+    )
+    """See :func:`attendrop.studies.screening.screen`; ``"auto"`` are those of
+    :data:`attendrop.studies.screening.PUBLISHED` that can be loaded. Methods are compared on the chosen one."""
     baselines: tuple[str, ...] = option(
         CHEAP, "search", "Comma-separated, or none.", Range("names of baselines", _baselines), shown="all but setfit"
     )
     """By default all but ``setfit``, which takes as long as fine-tuning."""
+    curve: bool = option(False, "search", "Also say what more rows would bring, from runs on fewer.")
+    """See :mod:`attendrop.studies.learning_curve`."""
     keep_best: bool = option(True)
     """Train the recommended model on all rows, and keep it in ``best/``."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.models and self.config.model not in (MINILM, *self.models):
+            raise AttendropError(f"model '{self.config.model}' is not one of models; add it there, or omit it.")
         check_number_of_runs(self.seeds * (len(self.methods) + len(self.baselines)), "The comparison")
 
     def check_record(self) -> None:

@@ -169,6 +169,12 @@ def as_iob2(
     names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
     standard = standard_tags(names)
     are_entities = are_entity_tags([standard.get(name, name) for name in names])
+    if OUTSIDE in names and len(names) > 1 and not are_entities:
+        bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))
+        said = (
+            f"tags such as {bare!r} do not say where entities begin, as B-PER and I-PER do: words are scored, and not"
+        )
+        warnings.warn(f"{tables[0].path}, column {column!r}: {said} entities.", stacklevel=2)
     for table, rows in zip(tables, written_tags, strict=True):
         where = f"{table.path}, column {column!r}"
         told = [f"{tag!r} as {standard[tag]!r}" for tag in sorted(standard.keys() & {*chain(*rows)})]

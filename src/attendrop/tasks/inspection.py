@@ -498,7 +498,7 @@ def check_form(
     if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
         raise AttendropError(
             f"{table.path}: {names_of(text_columns)} may be a question with its choices, or parts of a text to "
-            "classify; add --label-type choice, or give one or two text columns, with the others joined into them."
+            "classify; add --label-type choice, or give one or two text columns, and the others by --with-columns."
         )
     decisions = set(map(str, _some(table, "answer"))) if "answer" in table.columns else set[str]()
     rejected = [each for each in sorted(decisions) if not each.lower().startswith("accept")]

@@ -379,11 +379,12 @@ class Table:
         """The names of the columns; in place of one with objects those of their entries, such as ``meta.channel``."""
         names = list[str]()
         for name in self.own_columns:
-            values = [] if self.delimiter else [value for value in self.column(name) if not is_missing(value)]
+            values = [] if self.delimiter else self.column(name)
             objects = [value for value in values if isinstance(value, dict)]
             entries = list(dict.fromkeys(chain(*(_entries(name, value) for value in objects))))
             entries = entries if len(entries) <= _MOST_NESTED else []
-            names += entries if entries and len(objects) == len(values) else [name, *entries]
+            whole = not entries or not all(isinstance(value, dict) or is_missing(value) for value in values)
+            names += [name, *entries] if whole else entries
         return names
 
     @property

@@ -26,6 +26,7 @@ DECIDES_PASSES = "decides which passes a step takes"
 EXCHANGES_WEIGHTS = "puts other weights into the model between steps"
 REPLACES_PARAMETERS = "replaces the parameters of a pass"
 REPLACES_DROPOUT = "replaces the model's own dropout of attention weights"
+NEEDS_ROWS = "needs to know the rows of a batch"
 SCORES_ROWS = "needs labelled rows set aside"
 SKIPS_BLOCKS = "leaves out blocks"
 SECOND_MODEL = "trains a second model"
@@ -285,7 +286,7 @@ class Method:
 
     def regularized_epochs(self, num_epochs: int) -> list[int] | None:
         """Return the epochs, from 0, in which the method is active; None for a method that never regularises."""
-        first = int(all(part.needs_rows for part in self.parts))  # there are no records in the first epoch
+        first = int(all(part.has(NEEDS_ROWS) for part in self.parts))  # there are no records in the first epoch
         return [epoch for epoch in range(first, num_epochs) if self.active(epoch)]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
@@ -302,7 +303,7 @@ class Method:
     @property
     def needs_rows(self) -> bool:
         """Whether the method needs the index of each row in the training data, in the column ``ROW_INDEX``."""
-        return False
+        return any(part.has(NEEDS_ROWS) for part in self.parts)
 
     def rewarded_on(self) -> str | None:
         """Return the option ``reward_data``: models are scored on rows held out for it, ``"split"``, or on ``"eval"``.
@@ -586,10 +587,6 @@ class Compose(Method):
 
     def for_data(self, classes: int, rows: int) -> Compose:
         return Compose(*(part.for_data(classes, rows) for part in self.methods))
-
-    @property
-    def needs_rows(self) -> bool:
-        return any(part.needs_rows for part in self.methods)
 
     prepare = _of_parts(Method.prepare)
     active = _of_parts(Method.active, any)

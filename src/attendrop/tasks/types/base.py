@@ -325,15 +325,22 @@ logits = model(**inputs).logits"""
         return {}
 
     def fit_linear(
-        self, features: Array, targets: Sequence[Any], *, balanced: bool, groups: Sequence[Any] | None = None
+        self,
+        features: Array,
+        targets: Sequence[Any],
+        *,
+        balanced: bool,
+        groups: Sequence[Any] | None = None,
+        **options: Any,
     ) -> LinearFit | None:
         """Fit a linear model of features ``(rows, features)``, classes weighted equally if ``balanced``, or None.
 
         Cross-validation keeps the rows of each of the ``groups``, one for each row, together. Its outputs are used as
         they are: what transforms outputs, such as a link function, belongs in :meth:`decode` and :attr:`metrics`.
+        Further ``options`` are those of :attr:`linear_model`.
         """
         fit = type(self).linear_model
-        return fit and fit(features, targets, len(self.output_names), balanced=balanced, groups=groups)
+        return fit and fit(features, targets, len(self.output_names), balanced=balanced, groups=groups, **options)
 
     # Encoding ---------------------------------------------------------------------------------------------------------
 

@@ -109,6 +109,22 @@ def fit_logistic_regression(
     return LinearFit("logistic regression", all_weights, all_biases, {"C": model.C}, ("accuracy", accuracy))
 
 
+def stratified_parts(units: Array, classes: Array, parts: int, seed: int, *, strata: int) -> Array:
+    """Divide rows into parts that are alike in size and in classes, numbers below ``strata``; each unit is in one part.
+
+    Units, one for each row, are the rows that belong together, or the rows themselves. Returns the part of each row,
+    ``(rows,)``; the same seed gives the same parts.
+    """
+    _, first_rows, unit_of = np.unique(units, return_index=True, return_inverse=True)
+    # Units are dealt to the parts in turn, class after class, each of which is in random order.
+    generator = np.random.default_rng(seed)
+    dealt, class_order = generator.permutation(len(first_rows)), generator.permutation(strata)
+    dealt = dealt[np.argsort(class_order[classes[first_rows[dealt]]], kind="stable")]
+    part_of_unit = np.empty(len(dealt), int)
+    part_of_unit[dealt] = np.arange(len(dealt)) % parts
+    return part_of_unit[unit_of]
+
+
 def self_trained(
     fit: LinearFit,
     features: Array,
@@ -153,17 +169,11 @@ def self_trained(
         return found
 
     units = rows if groups is None else np.array([repr(groups[int(row)]) for row in rows])
-    _, first_rows, unit_of = np.unique(units, return_index=True, return_inverse=True)
     differences: list[float] = []
     for repeat in range(_REPEATS):
-        # Units are dealt to the parts in turn, class after class, each of which is in random order.
-        generator = np.random.default_rng(repeat)
-        dealt, class_order = generator.permutation(len(first_rows)), generator.permutation(len(fit.bias))
-        dealt = dealt[np.argsort(class_order[classes[rows[first_rows[dealt]]]], kind="stable")]
-        part_of_unit = np.empty(len(dealt), int)
-        part_of_unit[dealt] = np.arange(len(dealt)) % _FOLDS
+        part_of = stratified_parts(units, classes[rows], _FOLDS, repeat, strata=len(fit.bias))
         for part in range(_FOLDS):
-            held = rows[part_of_unit[unit_of] == part]
+            held = rows[part_of == part]
             kept = np.setdiff1d(every, held)
             held = held[np.isin(classes[held], classes[kept])]
             first = fit_logistic_regression(features[kept], classes[kept].tolist(), **options) if len(held) else None

@@ -1,0 +1,290 @@
+"""Choice of an encoder before methods are compared: each one frozen, with a linear model, on the training rows alone.
+
+The evaluation rows play no part, so that what is compared on the chosen encoder is scored on rows that nothing has
+seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from datasets import Dataset
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import divide, load_data
+from attendrop.runs.model_loading import load_for
+from attendrop.runs.prediction_passes import frozen_features
+from attendrop.studies.baselines import defined_for
+from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.run_specs import FROZEN
+from attendrop.studies.statistics import ALPHA, Estimate, holm
+from attendrop.studies.verdict import ends, number, p_text, signed
+from attendrop.support.files import finite
+from attendrop.tasks.base import Task, encode
+from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
+from attendrop.tasks.splits import groups_of
+from attendrop.tasks.tokenization import columns_of, document_means, of_documents
+from attendrop.tasks.types.base import Array
+from attendrop.tasks.types.linear_models import fit_logistic_regression, stratified_parts
+from attendrop.wording import aligned, counted, in_markdown, markdown_table
+
+# File of a comparison's folder that keeps a screening.
+ENCODERS = "encoders.json"
+AUTO = "auto"
+# Each row is held out once in each repetition; four fifths of the rows are nearly as many as there are.
+FOLDS, REPEATS = 5, 3
+logger = logging.getLogger(__name__)
+
+
+class PublishedEncoder(NamedTuple):
+    """Encoder of English texts of the hub, which needs no code of its own.
+
+    Attributes:
+        parameters: In millions, as its card says.
+        banking77: Accuracy on Banking77 of a logistic regression on its frozen features of eight rows a class, mean of
+            ten draws: ``Banking77Classification`` of MTEB (Muennighoff et al., 2023), from its results.
+    """
+
+    model: str
+    parameters: int
+    license: str
+    banking77: float
+
+
+# What ``auto`` stands for, by size.
+PUBLISHED = (
+    PublishedEncoder("minilm", 23, "Apache-2.0", 0.800),
+    PublishedEncoder("thenlper/gte-small", 33, "MIT", 0.841),
+    PublishedEncoder("BAAI/bge-small-en-v1.5", 33, "MIT", 0.857),
+    PublishedEncoder("sentence-transformers/all-mpnet-base-v2", 109, "Apache-2.0", 0.817),
+    PublishedEncoder("BAAI/bge-base-en-v1.5", 109, "MIT", 0.870),
+    PublishedEncoder("Alibaba-NLP/gte-modernbert-base", 149, "Apache-2.0", 0.862),
+)
+
+
+@dataclass(frozen=True)
+class ScreenedEncoder:
+    """Frozen encoder with a linear model in cross-validation.
+
+    Attributes:
+        seconds: Of reading 1,000 rows on this device, tokenization included.
+        difference: Score minus that of the best; None for the best.
+        p_holm: Its p value over rows and repetitions, corrected over the encoders; None for the best.
+    """
+
+    model: str
+    parameters: int
+    score: float
+    seconds: float
+    difference: Estimate | None = None
+    p_holm: float | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is shown to be behind the best."""
+        return self.p_holm is not None and self.p_holm <= ALPHA
+
+
+@dataclass(frozen=True)
+class Screening:
+    """Comparison of encoders on the training rows, the best one first.
+
+    The cheapest is chosen of the best and of those that are not shown to be behind it; cheap is what has few
+    parameters, as times vary.
+
+    Attributes:
+        rows: Number of training rows, without names of classes.
+        left_out: Encoders of ``auto`` that could not be loaded.
+    """
+
+    metric: str
+    rows: int
+    encoders: tuple[ScreenedEncoder, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> ScreenedEncoder:
+        """The encoder that methods are compared on."""
+        return min((each for each in self.encoders if not each.is_behind), key=lambda each: each.parameters)
+
+    @property
+    def sentences(self) -> list[str]:
+        """Say which encoder is chosen, why, and which ones are left out."""
+        best, chosen = self.encoders[0], self.chosen
+        others = [each for each in self.encoders if each is not chosen]
+        smaller = [each for each in others if each.parameters < chosen.parameters]
+        name = Path(chosen.model).name
+        if not others:
+            reason = "it is the only one that could be loaded" if self.left_out else "no other is given"
+        elif chosen is not best:
+            lead = f"{Path(best.model).name} minus {name}: {self.metric} {self.lead(chosen)}"
+            reason = f"the best one is not shown to be ahead of it ({lead}), and none as good is smaller"
+        elif smaller:
+            closest = max(smaller, key=lambda each: each.score)
+            lead = f"{name} minus {Path(closest.model).name}: {self.metric} {self.lead(closest)}"
+            reason = f"it is shown to be ahead of all that are smaller ({lead})"
+        else:
+            reason = "it has the best score, and none is smaller"
+        told = [f"Encoder: {name}. Frozen, with a linear model, on the {self.rows} training rows, {reason}."]
+        if self.left_out:
+            told.append(f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}.")
+        return told
+
+    def lead(self, other: ScreenedEncoder) -> str:
+        """Format the lead of the best encoder over another, with its 95 % interval."""
+        assert other.difference is not None
+        found = other.difference
+        return f"{signed(-found.value)} {ends(Estimate(-found.value, -found.high, -found.low))}"
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Return the header and the rows of a table, as texts."""
+        header = ("encoder", "parameters", self.metric, "minus the best [95 % CI]", "p (Holm)", "s per 1,000 rows")
+        rows: list[tuple[str, ...]] = [header]
+        for each in self.encoders:
+            found, p = each.difference, each.p_holm
+            told = "-" if found is None else f"{signed(found.value)} {ends(found)}"
+            name = Path(each.model).name + (" (chosen)" if each is self.chosen else "")
+            size = f"{each.parameters / 1e6:.3g} M"
+            rows.append((name, size, number(each.score), told, "-" if p is None else p_text(p), f"{each.seconds:.1f}"))
+        return rows
+
+    @property
+    def title(self) -> str:
+        """What the table is."""
+        return f"{self.metric} of frozen encoders on training rows, {FOLDS} folds, {REPEATS} times:"
+
+    def lines(self) -> list[str]:
+        """Return the choice and the table for a console."""
+        return [*self.sentences, self.title, *aligned(self.table())]
+
+    def markdown(self) -> str:
+        """Return the choice and the table as Markdown."""
+        header, *rows = ([*map(in_markdown, row)] for row in self.table())
+        words = in_markdown(" ".join(self.sentences))
+        return f"\n{words}\n\n{in_markdown(self.title)}\n\n{markdown_table(header, rows)}\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; an infinite end of an interval is None."""
+        found: dict[str, Any] = finite(asdict(self) | {"chosen": self.chosen.model, "sentences": self.sentences})
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned."""
+
+        def estimate(ends: Mapping[str, float | None] | None) -> Estimate | None:
+            low, high = (-np.inf, np.inf) if ends is None else (ends["low"], ends["high"])
+            low, high = -np.inf if low is None else low, np.inf if high is None else high
+            return None if ends is None else Estimate(float(ends["value"] or 0), low, high)
+
+        encoders = (
+            ScreenedEncoder(**each | {"difference": estimate(each["difference"])}) for each in found["encoders"]
+        )
+        return cls(found["metric"], found["rows"], tuple(encoders), tuple(found["left_out"]))
+
+
+def screen(config: RunConfig, models: Sequence[str]) -> Screening:
+    """Score encoders by cross-validation on the training rows of a run with this configuration; names may be ``auto``.
+
+    Names of classes that are training rows are never held out, and rows that belong together are held out together.
+    All encoders are scored on the same held-out rows by models of the same other rows, so that they are paired by row.
+    The features of an encoder are computed once, by the mean over tokens, as the baseline ``frozen`` reads them.
+
+    Raises:
+        AttendropError: The kind of task has no linear model, a model cannot be loaded, or there are too few rows.
+    """
+    data = load_data(config)
+    task, found = data.task, divide(config.filled(selection_fraction=0.0, refit=False, patience=None), data)
+    if FROZEN not in defined_for(task):
+        raise AttendropError(
+            f"Encoders are chosen by a linear model, which {task.type.kind} tasks do not have; omit models, and name "
+            "one by model."
+        )
+    real, rows, scored, left_out = found.real.train, found.train, dict[str, tuple[MethodRow, int, float]](), []
+    groups = np.array(groups_of(real, task))
+    if groups.max(initial=0) == 0:
+        raise AttendropError(f"{counted(len(real), 'row')} of one text or group cannot be held out; omit models.")
+    published = [each.model for each in PUBLISHED]
+    for name in dict.fromkeys(each for given in models for each in (published if given == AUTO else [given])):
+        try:
+            encoder, tokenizer = load_for(name, task)[:2]
+        except AttendropError:
+            if name in models or AUTO not in models:
+                raise
+            left_out.append(name)
+            continue
+        start = time.monotonic()
+        encoded = columns_of(encode(rows, task, tokenizer, config.max_length))
+        features = frozen_features(encoder, tokenizer, task.type, encoded, config.eval_batch_size, config.device)
+        seconds = 1000 * (time.monotonic() - start) / len(rows)
+        logger.info("%s: %.2g seconds for 1,000 rows.", name, seconds)
+        balanced = config.class_weights is not None
+        row = cross_validated(name, task, real, document_means(features, encoded), encoded, groups, balanced=balanced)
+        scored[name] = row, sum(each.numel() for each in encoder.base_model.parameters()), seconds
+    if not scored:
+        raise AttendropError("None of the encoders of models=auto can be loaded here; name folders by models.")
+    best, *others = sorted(scored, key=lambda name: (-scored[name][0].mean, scored[name][1]))
+    leads = {name: scored[name][0].versus(scored[best][0]) for name in others}
+    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads.values()])
+    p_holm = dict(zip(others, p_values, strict=True))
+    encoders = tuple(
+        ScreenedEncoder(
+            *(name, scored[name][1], scored[name][0].mean, scored[name][2]),
+            *(lead.mean if (lead := leads.get(name)) else None, p_holm.get(name)),
+        )
+        for name in (best, *others)
+    )
+    return Screening(task.metric, len(real), encoders, tuple(left_out))
+
+
+def cross_validated(
+    name: str, task: Task, real: Dataset, features: Array, encoded: Mapping[str, Any], groups: Array, *, balanced: bool
+) -> MethodRow:
+    """Score a linear model of features by cross-validation, divided among rows: one score for each repetition.
+
+    Args:
+        name: Label of the row that is returned.
+        task: The task, with its metric.
+        real: The rows that are held out, the first ones of all.
+        features: Of all rows, ``(rows, features)``; those after the real ones are only trained on.
+        encoded: The columns of all encoded rows, with their labels.
+        groups: Number of the group of each real row, which is held out as a whole.
+        balanced: See :meth:`attendrop.tasks.types.base.TaskType.fit_linear`, whose strength, if it is chosen among
+            several, is chosen once, on all rows.
+    """
+    task_type, targets = task.type, list(of_documents(encoded["labels"][:], encoded))
+    references = task_type.references(encoded)
+    whole, options = task_type.fit_linear(features, targets, balanced=balanced), dict[str, Any]()
+    if whole is not None and type(task_type).linear_model is fit_logistic_regression:
+        options["strength"] = whole.settings["C"]
+    strata = np.array(task_type.strata_of(real)) if len(task_type.strata) > 1 else np.zeros(len(real), int)
+    scores, by_row = dict[int, float](), dict[int, RowScores]()
+    for repeat in range(REPEATS):
+        part_of = stratified_parts(groups, strata, FOLDS, repeat, strata=max(len(task_type.strata), 1))
+        outputs: Any = None
+        for part in np.unique(part_of):
+            held = np.flatnonzero(part_of == part)
+            kept = np.setdiff1d(np.arange(len(targets)), held)
+            fit = task_type.fit_linear(features[kept], [targets[row] for row in kept], balanced=balanced, **options)
+            if fit is None:  # all of one class, or of one number
+                constant = task_type.constant_answer(references[kept], references[held])
+                assert constant is not None  # what is of one vector has one
+                found = constant[1]
+            else:
+                found = fit.outputs(features[held])
+            outputs = np.zeros((len(real), *found.shape[1:])) if outputs is None else outputs
+            outputs[held] = found
+        scores[repeat] = compute_scores(task, outputs, references[: len(real)])[task.metric]
+        divided = row_scores(task, outputs, references[: len(real)], real)
+        if divided is not None:
+            by_row[repeat] = divided
+    spread = statistics.fmean(map(abs, scores.values())) if task.metric.startswith("neg_") else 1.0
+    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=spread)

@@ -1,0 +1,129 @@
+"""The choice of an encoder on the training rows: what is held out, the decision in words, and whole comparisons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.command_line import Captured
+
+from attendrop import AttendropError
+from attendrop.cli import main
+from attendrop.runs.model_loading import Loaded, load_for
+from attendrop.studies import screening
+from attendrop.studies.screening import REPEATS, ScreenedEncoder, Screening, screen
+from attendrop.studies.statistics import Estimate
+from attendrop.tasks.types.classification import Classification
+
+SMALL, LARGE = 20_000_000, 100_000_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, width in (("small", 16), ("large", 32)):
+        tiny.save_tiny_bert(tmp_path / name, hidden_size=width)
+    rows = [f"{tiny.sentence(number)},{name}_card,{number // 2}" for name in ("red", "blue") for number in range(6)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label,customer", *rows]) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def encoder(name: str, size: int, score: float, lead: tuple[float, float] | None = None, p: float | None = None) -> Any:
+    difference = None if lead is None else Estimate(sum(lead) / 2, *lead)
+    return ScreenedEncoder(name, size, score, 1.0, difference, p)
+
+
+@pytest.mark.parametrize(
+    ("encoders", "chosen", "told"),
+    [
+        ((encoder("a", LARGE, 0.9), encoder("b", SMALL, 0.8, (-0.15, -0.05), 0.01)), "a",
+         "ahead of all that are smaller (a minus b: accuracy +0.100 [+0.050, +0.150])"),
+        ((encoder("a", LARGE, 0.9), encoder("b", SMALL, 0.89, (-0.03, 0.01), 0.3)), "b",
+         "not shown to be ahead of it (a minus b: accuracy +0.010 [-0.010, +0.030])"),
+        ((encoder("a", SMALL, 0.9), encoder("b", LARGE, 0.8, (-0.15, -0.05), 0.01)), "a", "none is smaller"),
+        ((encoder("a", 3 * LARGE, 0.9), encoder("c", LARGE, 0.89, (-0.03, 0.01), 0.3),
+          encoder("b", SMALL, 0.8, (-0.15, -0.05), 0.01)), "c", "not shown to be ahead of it (a minus c"),
+        ((encoder("a", SMALL, 0.9),), "a", "no other is given"),
+    ],
+)  # fmt: skip
+def test_the_cheapest_that_is_not_shown_to_be_behind_is_chosen(encoders: Any, chosen: str, told: str) -> None:
+    found = Screening("accuracy", 40, encoders)
+    assert found.chosen.model == chosen
+    assert f"Encoder: {chosen}." in found.sentences[0] and told in found.sentences[0]
+    assert Screening.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+
+
+def test_names_are_never_held_out_and_groups_are_as_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are told apart by their features: here their numbers, of which those of a customer differ by a fraction."""
+    fits: list[set[float]] = []
+    fit_linear = Classification.fit_linear
+
+    def fit(self: Any, features: Any, *arguments: Any, **options: Any) -> Any:
+        fits.append(set(features[:, 0].tolist()))
+        return fit_linear(self, features, *arguments, **options)
+
+    def numbers(model: Any, tokenizer: Any, task_type: Any, encoded: Any, *_: Any) -> Any:
+        assert len(encoded["length"]) == 14  # 12 rows and 2 names of classes
+        return np.arange(28.0).reshape(14, 2)
+
+    monkeypatch.setattr(screening, "frozen_features", numbers)
+    monkeypatch.setattr(Classification, "fit_linear", fit)
+    data: dict[str, Any] = {
+        "text_columns": ("text",),
+        "group_column": "customer",
+        "eval_file": str(folder / "train.csv"),
+    }
+    config = tiny.config(folder, model=str(folder / "small"), method="finetune", **data)
+    found = screen(config, [str(folder / "small")])
+    assert found.rows == 12
+    every, folds = fits[0], fits[1:]
+    assert len(every) == 14
+    held = [every - kept for kept in folds]
+    assert all(
+        sorted(value for each in held[start : start + 3] for value in each) == sorted(range(0, 24, 2))
+        for start in range(0, 3 * REPEATS, 3)
+    )  # each row once in each repetition, and no name
+    assert all({row + 12 for row in each if row < 12} == {row for row in each if row >= 12} for each in held)
+
+
+def test_a_comparison_on_the_chosen_encoder(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    models, asked = f"{folder}/large,{folder}/small", ["--quiet", "--workers", "0", "--device", "cpu"]
+    asked += ["compare", f"{folder}/train.csv", "--models", models, "--methods", "finetune", "--baselines", "frozen"]
+    asked = [*asked[5:], *asked[:5], "--seeds", "1", "--max-steps", "1", "--label-column", "label"]
+    assert main([*asked, "--text-columns", "text", "--output-dir", f"{folder}/answer"]) == 0
+    found = json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
+    by_size = sorted(found["encoders"]["encoders"], key=lambda each: each["parameters"])
+    assert [Path(each["model"]).name for each in by_size] == ["small", "large"]
+    assert found["encoders"]["chosen"] == found["model"] == f"{folder}/small"  # eight rows tell nothing apart
+    written = (folder / "answer" / "answer.md").read_text(encoding="utf-8")
+    assert found["encoders"]["sentences"][0].partition(" (")[0] in written
+
+    capsys.readouterr()
+    monkeypatch.setattr("attendrop.studies.compare.screen", lambda *_: pytest.fail("screened again"))
+    assert main([*asked, "--text-columns", "text", "--output-dir", f"{folder}/answer"]) == 0
+    assert main([*asked, "--text-columns", "text", "--output-dir", f"{folder}/answer", "--model", "other"]) == 2
+    assert "model 'other' is not one of models" in capsys.readouterr().err
+    assert main(["report", f"{folder}/answer"]) == 0
+    page = (folder / "answer" / "report" / "report.html").read_text(encoding="utf-8")
+    assert "Encoder: small. Frozen, with a linear model, on the 8 training rows" in page and "small (chosen)" in page
+
+
+def test_auto_leaves_out_what_cannot_be_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, task: Any) -> Loaded:
+        if name != "minilm":
+            raise AttendropError("no network")
+        return load_for(str(folder / "small"), task)
+
+    config = tiny.config(
+        folder, text_columns=("text",), method="finetune", eval_file=str(folder / "train.csv"), model="minilm"
+    )
+    monkeypatch.setattr(screening, "load_for", load)
+    found = screen(config, ["auto"])
+    assert [each.model for each in found.encoders] == ["minilm"] and len(found.left_out) == 5
+    assert found.sentences[0].endswith("it is the only one that could be loaded.")
+    assert "Left out, because they cannot be loaded here: thenlper/gte-small, BAAI/" in found.sentences[1]
+    with pytest.raises(AttendropError, match="no network"):
+        screen(config, ["minilm", str(folder / "large")])
