@@ -1,7 +1,7 @@
 """A model as it is served: pruned to one attention layer and in int8, beside what else a user would pick.
 
 That is the whole model in int8, by ONNX Runtime and by OpenVINO. OpenVINO is left out where it is not installed:
-``pip install openvino nncf``, in versions that go together (2025.4 and 2.19), in an environment of its own.
+``pip install openvino==2025.4 nncf==2.19``, which go together, in an environment of its own.
 """
 
 import importlib.util

@@ -55,11 +55,12 @@ def to_fastest_form(
 
     Models with a fast form are converted, where a benchmark shows that it pays; others stay as they are.
 
-    - Without padding, on a CPU, but for DeBERTa: 1.2 to 1.7 times as fast on rows grouped by length
-      (benchmarks/RESULTS.md). A GPU waits for kernels to be launched, of which leaving out padding needs more: 0.86 to
+    - Without padding, on a CPU, but for DeBERTa: 1.1 to 2.0 times as fast on rows grouped by length
+      (benchmarks/NOTES.md). A GPU waits for kernels to be launched, of which leaving out padding needs more: 0.86 to
       0.97 (benchmarks/RESULTS_GPU.md).
     - In bfloat16, if the run was trained so (``bf16``) and the device has units for it: the same kernels on half the
-      bytes. With AMX that is 2.7 to 3.9 times as fast. Buffers, such as rotary frequencies, keep their dtype.
+      bytes. With AMX that is 2.7 to 3.9 times as fast; GPUs were not timed. Buffers, such as rotary frequencies, keep
+      their dtype.
     """
     if not has_fast_form(model):
         return
