@@ -322,7 +322,7 @@ def test_the_second_model_of_a_method_is_clipped_alike() -> None:
     assert moved[0] > 1e-3 and 0 < moved[1] < 1e-6
 
 
-@pytest.mark.parametrize(("method", "closes"), [(Mixout(), True), (Mixout(), False), (SAM(), False)], ids=str)
+@pytest.mark.parametrize(("method", "closes"), [(Mixout(), True), (DropConnect(p=0.5), False), (SAM(), False)], ids=str)
 def test_an_interrupt_within_a_pass_leaves_no_changed_weights(
     method: Any, closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
