@@ -87,7 +87,8 @@ def test_weights_are_mixed_as_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-def test_counts_of_operations_are_pinned() -> None:
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "second model"])
+def test_counts_of_operations_are_pinned(second: bool) -> None:
     """At most two operations a layer more than the stock model, and none by plain fine-tuning."""
     folder = Path(__file__).parents[2] / "benchmarks"
     sys.path.insert(0, str(folder))
@@ -103,10 +104,12 @@ def test_counts_of_operations_are_pinned() -> None:
         "recorded": launches.METHODS["AD-DROP, recorded"],
         "random": Vanilla(),
         "mixout": Mixout(),
-        "attendout": AttendOut(),
     }
-    found = launches.table(chosen)
+    found = launches.table({"attendout": AttendOut()} if second else chosen)
     plain = found["plain"]
+    if second:
+        assert found["attendout"]["all, 12 layers"] <= 2.3 * plain["all, 12 layers"]
+        return
     assert found["finetune"] == plain
 
     def more(name: str, part: str) -> float:
@@ -114,6 +117,5 @@ def test_counts_of_operations_are_pinned() -> None:
 
     assert more("recorded", "layer") <= 0 and more("recorded", "step") <= 55
     assert more("random", "layer") <= 0 and more("random", "step") <= 48
-    for name, most in (("mixout", 1.2), ("attendout", 2.3)):
-        assert found[name]["all, 12 layers"] <= most * plain["all, 12 layers"]
+    assert found["mixout"]["all, 12 layers"] <= 1.2 * plain["all, 12 layers"]
     assert found["recorded"]["reads"] == plain["reads"] + 1

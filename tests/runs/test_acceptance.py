@@ -89,7 +89,7 @@ def test_accuracy_at_coverage_is_that_of_the_most_confident_rows() -> None:
     assert [each["accuracy"] for each in curve] == pytest.approx([1] * 5 + [10 / n for n in (12, 14, 16, 18, 20)])
 
 
-def test_the_threshold_is_kept_predicted_with_told_and_exported(files: Path, capsys: Captured) -> None:
+def test_the_threshold_is_kept_predicted_with_and_told(files: Path, capsys: Captured) -> None:
     metrics = train(tiny.config(files, method="finetune", accept=ACCEPT, **LINEAR, **data_of(files)))
     kept = metrics["accept"]
     assert kept["threshold"] is not None and kept == tiny.read_metrics(files / "run")["accept"]
@@ -113,13 +113,18 @@ def test_the_threshold_is_kept_predicted_with_told_and_exported(files: Path, cap
     assert "The threshold was chosen on these rows." in told and "most confident  confidence  accuracy" in told
     other = evaluate(run, Source(file=str(files / "told.csv")), report=True)["report"]["accept"]
     assert other["rows"] == 40 and not other["chosen_here"]
-    # Other programs, and other models.
+    assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
+
+
+@pytest.mark.slow
+def test_other_programs_find_the_threshold(files: Path) -> None:
     import onnx
 
+    kept = train(tiny.config(files, method="finetune", accept=ACCEPT, **LINEAR, **data_of(files)))["accept"]
+    run = str(files / "run")
     export_run(run, str(files / "served"))
     entries = {each.key: each.value for each in onnx.load(files / "served" / "model.onnx").metadata_props}
     assert entries["accept_from"] == str(kept["threshold"])
-    assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
 
 
 def test_without_evaluation_data_a_quarter_is_held_out_and_too_few_rows_accept_nothing(
