@@ -81,7 +81,7 @@ def test_a_run_that_died_when_a_training_was_over_and_was_moved_ends_the_same(
         train(config("stopped"))
     (tmp_path / ".stopped.partial").rename(tmp_path / ".moved.partial")
     moved, whole = train(config("moved"), resume=True), train(config("whole"))
-    for entry in ("history", "all_scores", "selection_score", "steps", "planned_steps", "score"):
+    for entry in ("history", "all_scores", "selection_score", "steps", "planned_steps", "score", "head_init"):
         assert moved[entry] == whole[entry], entry
     if whole["selection"]:
         assert whole["selection"]["steps"] < whole["planned_steps"] == moved["selection"]["planned_steps"] == 36
