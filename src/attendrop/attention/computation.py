@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from attendrop.attention.plan import AttentionEdit, after_drop, hidden_keys, valid_keys_and_bias
+from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan, after_drop, hidden_keys, valid_keys_and_bias
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import any_last, pack, unpack
 from attendrop.randomness.device_path import on_cpu
@@ -170,3 +170,24 @@ class AttentionComputation:
         kept, whole = after_drop(self.valid, drop)
         bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(whole, 0)
         return self.query.masked_fill(whole, 0), kept, bias
+
+
+def follow(
+    plan: Plan,
+    module: nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    kwargs: dict[str, Any],
+    *,
+    eager: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Compute one attention layer under the plan, from queries, keys, values and the mask.
+
+    None if the plan changes nothing there.
+    """
+    layer = plan.locate(module)
+    if layer is None or not plan.wants(layer):
+        return None
+    computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
+    query = computation.query
+    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, query.device, query.dtype))
+    return None if edit is None else computation.attend(edit)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attendrop.attention.computation import AttentionComputation
-from attendrop.attention.plan import AttentionCall, Plan
+from attendrop.attention.computation import follow
+from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 
 # Keywords of attention functions that the operation passes on; with others that are tensors, the graph breaks.
@@ -32,31 +32,6 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 # What operations have computed and is still to be differentiated, by number: the leaves of its graph, and the output.
 _COMPUTED: dict[int, tuple[list[Tensor], Tensor]] = {}
 _numbers = itertools.count()
-
-
-def follow(
-    plan: Plan,
-    module: nn.Module,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    kwargs: dict[str, Any],
-    *,
-    eager: bool,
-) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer under the plan, from queries, keys, values and the mask.
-
-    None if the plan changes nothing there.
-    """
-    layer = plan.locate(module)
-    if layer is None or not plan.wants(layer):
-        return None
-    computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
-    query = computation.query
-    edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, query.device, query.dtype))
-    return None if edit is None else computation.attend(edit)
-
-
-# A compiled model leaves its graph here.
-follow_outside = torch.compiler.disable(follow)  # type: ignore[no-untyped-call]
 
 
 def fits_a_graph(module: nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -9,12 +9,14 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attendrop.attention.graphs import fits_a_graph, follow_in_graph, follow_outside
+from attendrop.attention.computation import follow
+from attendrop.attention.graphs import fits_a_graph, follow_in_graph
 from attendrop.attention.own_softmax import computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
@@ -151,6 +153,10 @@ def _eager_function(module: nn.Module) -> Any:
     return forward.__globals__[name]
 
 
+# A compiled model leaves its graph here.
+_follow_outside = torch.compiler.disable(follow)  # type: ignore[no-untyped-call]
+
+
 def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Make the attention function that is registered in place of implementation ``base``."""
 
@@ -162,7 +168,7 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         if plan is not None:
             if base == "sdpa" and fits_a_graph(module, kwargs):
                 return follow_in_graph(plan, module, tensors, kwargs), None
-            if (planned := follow_outside(plan, module, tensors, kwargs, eager=base == "eager")) is not None:
+            if (planned := _follow_outside(plan, module, tensors, kwargs, eager=base == "eager")) is not None:
                 return planned  # type: ignore[no-any-return]
         function = _eager_function(module) if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
         return function(module, *tensors, **kwargs)  # type: ignore[no-any-return]
