@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import launches as launched
+import torch
 from deployed import deployed
 from fidelity import Fidelity, enough_nodes
 from measure import Bench, Contender, interleave, peak_memory, ratios
@@ -118,7 +119,10 @@ def launches(setting: Setting) -> Iterator[Row]:
     contenders: dict[str, Contender] = {"stock": bench.stock} | {
         name: partial(bench.library, method, reward_items(batch, 4)) for name, method in launched.METHODS.items()
     }
-    times = interleave(contenders, [batch], rounds=setting.rounds, seconds=0 if setting.quick else 60)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small operations would pay for threads that wait for each other
+    times = interleave(contenders, [batch], rounds=setting.rounds, seconds=0 if setting.quick else 240, most=60)
+    torch.set_num_threads(threads)
     bounds = {"AD-DROP, recorded": 1.25, "AD-DROP, separate pass": 1.8}
     for name in launched.METHODS:
         figure, case = f"{name} / stock step, bound by the host", "6 layers, 48 wide, 24 ragged"

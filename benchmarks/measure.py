@@ -152,6 +152,7 @@ def interleave(
     *,
     rounds: int,
     seconds: float,
+    most: int = 15,
 ) -> dict[str, list[float]]:
     """Time all contenders in turn, again and again; every second round in reverse order.
 
@@ -159,7 +160,8 @@ def interleave(
         contenders: Steps by name. The first is the one that others are compared with.
         batches: What one timing runs over: for all contenders, or by name.
         rounds: Minimum number of rounds.
-        seconds: Further rounds, up to 15, are run until this time has passed.
+        seconds: Further rounds, up to ``most``, are run until this time has passed.
+        most: See ``seconds``.
 
     Returns:
         Seconds that the batches take, by name, one for each round.
@@ -173,7 +175,7 @@ def interleave(
     # Short steps are repeated, so that a timing takes a fifth of a second or more.
     repeats = max(1, min(20, round(0.2 / warm / len(todo[first]))))
     began = time.perf_counter()
-    while len(times[first]) < rounds or (len(times[first]) < 15 and time.perf_counter() - began < seconds):
+    while len(times[first]) < rounds or (len(times[first]) < most and time.perf_counter() - began < seconds):
         for name in names if len(times[first]) % 2 == 0 else reversed(names):
             times[name].append(_time(contenders[name], todo[name], repeats))
     return times

@@ -10,7 +10,15 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan, after_drop, hidden_keys, valid_keys_and_bias
+from attendrop.attention.plan import (
+    AttentionCall,
+    AttentionEdit,
+    Plan,
+    ReadyMask,
+    after_drop,
+    hidden_keys,
+    valid_keys_and_bias,
+)
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import any_last, pack, unpack
 from attendrop.randomness.device_path import on_cpu
@@ -92,14 +100,8 @@ class AttentionComputation:
         return self.softcap is not None or (self.dropout > 0 and on_cpu(self.query.device))
 
     def _fused(self, edit: AttentionEdit) -> Tensor:
-        drop, ready = edit.drop, edit.ready
-        if ready is not None and self.bias is None:
-            # A product keeps the layout of the queries, so that the output need not be copied.
-            query = self.query if ready.queries is None else self.query * ready.queries
-            return functional.scaled_dot_product_attention(
-                query, self.key, self.value, attn_mask=ready.additive, dropout_p=self.dropout, scale=self.scale
-            )
-        if drop is None or not self._recomputes():
+        drop = edit.drop
+        if drop is None or not self._recomputes() or (edit.ready is not None and self.bias is None):
             return self._scaled_dot_product(edit, drop)
         bits = pack(drop.expand(self.shape))
         return checkpoint(  # type: ignore[no-any-return]
@@ -117,10 +119,17 @@ class AttentionComputation:
         return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
 
     def _scaled_dot_product(self, edit: AttentionEdit, drop: Tensor | None) -> Tensor:
-        query, valid, bias = self._masked(edit, drop)
-        mask = valid
-        if bias is not None:
-            mask = bias if valid is None else bias.masked_fill(hidden_keys(valid, self.valid), -torch.inf)
+        if drop is not None and self.bias is None:
+            ready = edit.ready or ReadyMask.of(
+                self.valid, drop, self.shape, self.query.dtype, whole_rows=not edit.in_part
+            )
+            # A product keeps the layout of the queries, so that the output need not be copied.
+            query = self.query if ready.queries is None else self.query * ready.queries
+            mask: Tensor | None = ready.additive
+        else:
+            query, mask, bias = self._masked(edit, drop)
+            if bias is not None:
+                mask = bias if mask is None else bias.masked_fill(hidden_keys(mask, self.valid), -torch.inf)
         return functional.scaled_dot_product_attention(
             query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
         )
@@ -136,9 +145,12 @@ class AttentionComputation:
             # A row of minus infinity alone would be NaN.
             scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
         if valid is not None:
+            if edit.in_part and edit.drop is not None:  # which is at valid keys only
+                hidden = edit.drop if self.valid is None else edit.drop | hidden_keys(self.valid, self.valid)
+            else:
+                hidden = hidden_keys(valid, self.valid)
             # On a CPU, adding takes less time than filling in, and none in the backward pass; infinity times 0 is NaN.
-            hidden = hidden_keys(valid, self.valid).to(scores.dtype)
-            scores.add_(hidden, alpha=torch.finfo(scores.dtype).min)
+            scores.add_(hidden.view(torch.uint8).to(scores.dtype), alpha=torch.finfo(scores.dtype).min)
         half = scores.dtype in (torch.float16, torch.bfloat16)
         weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
         return weights.to(self.value.dtype)

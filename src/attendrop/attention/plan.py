@@ -138,7 +138,7 @@ class ReadyMask:
 
     Attributes:
         additive: ``(batch, heads, query, key)``, minus infinity at hidden and at dropped keys, in the dtype of the
-            computation. Rows of keys begin at multiples of 16 elements, as fused kernels want them.
+            computation. On a GPU rows of keys begin at multiples of 16 elements, as fused kernels want them.
         queries: Factor of the queries, ``(batch, heads, query, 1)``: 0 in rows that are dropped whole, whose keys
             are then all equal; None if no row can be.
     """
@@ -147,17 +147,24 @@ class ReadyMask:
     queries: Tensor | None
 
     @classmethod
-    def of(cls, call: AttentionCall, drop: Tensor, *, whole_rows: bool) -> ReadyMask:
-        """Make the mask of a call; ``drop`` is at valid keys only. ``whole_rows``: whether it can take a whole row."""
+    def of(
+        cls, valid: Tensor | None, drop: Tensor, shape: Sequence[int], dtype: torch.dtype, *, whole_rows: bool
+    ) -> ReadyMask:
+        """Make the mask of scores of a shape, a dtype and valid keys.
+
+        ``whole_rows``: whether a whole row can be dropped; if none can, ``drop`` is at valid keys only.
+        """
         queries = None
         if whole_rows:
-            kept, whole = after_drop(call.valid, drop)
-            hidden, queries = ~kept, (~whole).to(call.dtype)
+            kept, whole = after_drop(valid, drop)
+            hidden, queries = ~kept, (~whole).to(dtype)
         else:
-            hidden = drop if call.valid is None else call.valid <= drop  # not valid, or dropped
-        hidden = hidden.expand(*hidden.shape[:2], *call.shape[2:])
-        width = -(-call.shape[3] // 16) * 16
-        additive = torch.zeros(*hidden.shape[:3], width, dtype=call.dtype, device=call.device)[..., : call.shape[3]]
+            hidden = drop if valid is None else valid <= drop  # not valid, or dropped
+        hidden = hidden.expand(*hidden.shape[:2], *shape[2:])
+        if on_cpu(drop.device):  # filling in takes ten times as long where it is at random, reading booleans four times
+            return cls(hidden.view(torch.uint8).to(dtype).mul_(torch.finfo(dtype).min).mul_(2), queries)
+        width = -(-shape[3] // 16) * 16
+        additive = torch.zeros(*hidden.shape[:3], width, dtype=dtype, device=drop.device)[..., : shape[3]]
         return cls(additive.masked_fill_(hidden, -torch.inf), queries)
 
     def split(self, call: AttentionCall) -> list[ReadyMask]:

@@ -461,7 +461,7 @@ class Attack(Plan):
             dropped = dropped.repeat_interleave(call.shape[1] // dropped.shape[1], 1)
         ready: Sequence[ReadyMask | None] = [None] * len(layers)
         if at_a_time:
-            ready = ReadyMask.of(stack, dropped, whole_rows=True).split(stack)
+            ready = ReadyMask.of(stack.valid, dropped, stack.shape, stack.dtype, whole_rows=True).split(stack)
         for place, (layer, drop) in enumerate(zip(layers, stack.split(dropped), strict=True)):
             edit = AttentionEdit(drop=drop, ready=ready[place])
             self._ahead[layer.key] = call, edit, counts, place

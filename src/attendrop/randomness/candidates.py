@@ -132,7 +132,11 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     if low:
         mask = attribution < threshold
     else:  # above the lowest, should that be the threshold
-        mask = attribution >= torch.maximum(threshold, lowest.nextafter(_infinity(lowest.dtype, lowest.device)))
+        least = torch.maximum(threshold, lowest.nextafter(_infinity(lowest.dtype, lowest.device)))
+        if on_cpu(attribution.device):  # half of torch's time
+            mask = torch.from_numpy(np.greater_equal(attribution.detach().numpy(), least.detach().numpy()))
+        else:
+            mask = attribution >= least
     unequal = lowest < _take(ordered, (n_valid - 1).clamp(min=0)) if low else None  # perhaps too few keys for any
     return Region(mask if valid is None else mask & valid, unequal)
 
