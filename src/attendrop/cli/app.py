@@ -28,9 +28,8 @@ from attendrop.runs.config import RunConfig, Source, declared
 from attendrop.runs.run_folder import is_main_process
 from attendrop.wording import aligned
 
-# In the order of the help; `compare` has study, `evaluate` has predict, `models` has attend, prune, export, push, and
-# `listings` has methods, tasks and doctor.
-_MODULES = (*("inspect", "compare", "train", "report", "evaluate", "patterns", "models", "listings", "demo"),)
+# In the order of the help.
+_MODULES = ("inspect", "compare", "train", "finished_runs", "listings", "demo")
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
 # Groups of options of a run's data, on the command line.

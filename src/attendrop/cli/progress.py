@@ -38,7 +38,7 @@ class TrainingProgress(TrainerCallback):
     def __init__(self, console: Console) -> None:
         self.console, self.line = console, ""
         self.bar = _bar(console)
-        self.task = self.bar.add_task("")
+        self.task = self.bar.add_task("training")
 
     def close(self, *_: Any, **__: Any) -> None:
         """Remove the bar, also after an exception."""
@@ -46,16 +46,12 @@ class TrainingProgress(TrainerCallback):
 
     on_train_end = close
 
-    def show(self, what: str, done: int, total: int) -> None:
-        """Update the bar: what is being done, and how much of it."""
-        self.bar.start()
-        self.bar.update(self.task, description=what, completed=done, total=total)
-
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.bar.reset(self.task)
+        self.bar.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.show("training", state.global_step, state.max_steps)
+        self.bar.update(self.task, completed=state.global_step, total=state.max_steps)
 
     def on_log(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +20,6 @@ from attendrop.runs.config import (
     DEFAULT_METHOD,
     RunConfig,
     convert_option,
-    default_output_dir,
     folder_of_run,
     preset,
     read_run_file,
@@ -142,7 +144,11 @@ def _read_run(
         of_method |= {str(name).replace("-", "_"): value for name, value in given.items()}
     seeds = convert_option("--seed", "seed", line["seed"]) if "seed" in line else file.get("seed", [0])
     options |= {"options": of_method | ui.read_settings(settings), "seed": seeds[0]}
-    options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
+    data = options.get("task") or ""
+    if (train_file := options.get("train_file")) is not None:  # files of one name in different folders are different
+        place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
+        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
+    options.setdefault("output_dir", f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}")
     return RunConfig(**options, on_data=check), seeds
 
 

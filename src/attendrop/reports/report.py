@@ -18,10 +18,9 @@ from attendrop.reports.figures import SCORES, Figure, make_figures
 from attendrop.reports.page import Section, render, render_page
 from attendrop.reports.results import ReportedSetting, Results, read_results
 from attendrop.reports.tables import ResultTable, make_result_table
-from attendrop.runs.run_folder import check_writable
 from attendrop.studies.answer import COLUMNS, OOD_COLUMNS, Answer, cells
 from attendrop.studies.verdict import cost, ends, name, number, signed
-from attendrop.support.files import finite, sha256, write_bytes, write_json
+from attendrop.support.files import check_writable, finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
 

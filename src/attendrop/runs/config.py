@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
-import hashlib
 import inspect
+import json
 import os
 import re
 import warnings
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 import yaml
 
-from attendrop.errors import AttendropError, check_choice, check_least, suggestion
-from attendrop.methods.core import options as of_methods
+from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.methods.core.options import (
     SWITCH,
     Range,
@@ -77,17 +76,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Declaration of options -----------------------------------------------------------------------------------------------
 
 
-def option(
-    default: Any,
-    group: str = "",
-    help: str = "",
-    allowed: Range | None = None,
-    *,
-    shown: str = "",
-    flags: Sequence[str] = (),
-    example: str = "",
-    listed: bool = False,
-) -> Any:
+def option(default: Any, group: str = "", help: str = "", allowed: Range | None = None, **more: Any) -> Any:
     """Declare an option.
 
     Args:
@@ -95,15 +84,15 @@ def option(
         group: Group of options on the command line; empty: commands declare it themselves.
         help: What ``--help`` says.
         allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
-        shown: What ``--help`` shows as the default; empty: the default itself.
-        flags: Names on the command line; empty: the option's own.
-        example: For a mapping, an example NAME=VALUE.
-        listed: Whether the command line and files take several values: a run for each.
+        more: ``shown``, what ``--help`` shows as the default, by default the default itself; ``flags``, names on the
+            command line, by default the option's own; of a mapping, an ``example`` NAME=VALUE; ``listed``, whether the
+            command line and files take several values: a run for each.
     """
-    if not shown and isinstance(default, int | float | str) and not isinstance(default, bool):
+    shown = ""
+    if isinstance(default, int | float | str) and not isinstance(default, bool):
         shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": tuple(flags)}
-    metadata |= {"example": example, "listed": listed}
+    metadata = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": (), "example": ""}
+    metadata |= {"listed": False, **more}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -141,15 +130,6 @@ def _path(name: str, value: Any) -> str:
     return re.sub(r"(^|,\s*)(~[^,/]*)", lambda found: found[1] + os.path.expanduser(found[2]), _text(name, value))
 
 
-def _joined(name: str, value: str | Sequence[str]) -> str:
-    return ",".join(filter(None, names(value)))
-
-
-def _seed(name: str, value: int) -> int:
-    check_least(name, value, 0, bits=32)
-    return value
-
-
 PATH = Range("", _path)
 FRACTION = unit_interval(zero=True)
 _OF_TYPE: dict[Any, Range] = {
@@ -163,14 +143,14 @@ _OF_TYPE: dict[Any, Range] = {
 
 @cache
 def declared(kind: Any) -> dict[str, Mapping[str, Any]]:
-    """Return what is declared of each option of a class, by name: the arguments of :func:`option`."""
-    return {field.name: field.metadata for field in dataclasses.fields(kind) if "group" in field.metadata}
-
-
-def allowed_values(kind: Any, name: str) -> Range:
-    """Return the allowed values of an option of a class besides None: those declared, or those of its type."""
-    (of_type,) = option_types(kind)[name] - {NoneType}
-    return declared(kind)[name]["range"] or _OF_TYPE[get_origin(of_type) or of_type]
+    """Return what :func:`option` declares of each option of a class, by name; ``range`` also if its type says it."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        if "group" in field.metadata:
+            (of_type,) = option_types(kind)[field.name] - {NoneType}
+            found[field.name] = {**field.metadata}
+            found[field.name]["range"] = field.metadata["range"] or _OF_TYPE.get(get_origin(of_type) or of_type)
+    return found
 
 
 def checked(kind: Any, name: str, value: Any) -> Any:
@@ -181,7 +161,7 @@ def checked(kind: Any, name: str, value: Any) -> Any:
     """
     found = read_option(kind, name, value)
     missing = found is None and NoneType in option_types(kind)[name]
-    return None if missing else allowed_values(kind, name).check(name, found)
+    return None if missing else declared(kind)[name]["range"].check(name, found)
 
 
 def check_fields(options: Any) -> None:
@@ -225,13 +205,13 @@ class LoraOptions:
         AttendropError: An option is out of its range.
     """
 
-    r: int = of_methods.option(8, count())
-    alpha: float | None = of_methods.option(None, of_methods.optional(positive()))
-    dropout: float = of_methods.option(0.0, unit_interval(zero=True))
-    targets: str | None = of_methods.option(None, of_methods.optional(Range("names of layers", _joined)))
+    r: int = option(8)
+    alpha: float | None = option(None, allowed=positive())
+    dropout: float = option(0.0, allowed=FRACTION)
+    targets: str | None = option(None)
 
     def __post_init__(self) -> None:
-        of_methods.check_options(self)
+        check_fields(self)
         if self.alpha is None:
             object.__setattr__(self, "alpha", float(self.r))
 
@@ -375,11 +355,7 @@ class RunConfig:
     """Options of the method."""
     epochs: int | None = option(None, "optimization", "Number of epochs, instead of steps.")
     max_steps: int | None = option(
-        None,
-        "optimization",
-        "Number of training steps; overrides --epochs.",
-        count(0),
-        shown="by the number of rows",
+        None, "optimization", "Number of training steps; overrides --epochs.", count(0), shown="by the number of rows"
     )
     """Optimizer steps; for comparisons between methods that train on different numbers of rows. 0: only a head that
     starts from the frozen encoder."""
@@ -387,12 +363,7 @@ class RunConfig:
     """In a micro-batch."""
     eval_batch_size: int = option(64, "optimization")
     gradient_accumulation: int = option(1, "optimization", "Batches per step.")
-    learning_rate: float | None = option(
-        None,
-        "optimization",
-        allowed=positive(),
-        shown="by the size of the model",
-    )
+    learning_rate: float | None = option(None, "optimization", allowed=positive(), shown="by the size of the model")
     weight_decay: float = option(0.01, "optimization", allowed=positive(zero=True))
     schedule: str = option(
         "linear", "optimization", "linear, constant or cosine.", choice("linear", "constant", "cosine")
@@ -451,9 +422,7 @@ class RunConfig:
     """Where metrics are logged while the run trains."""
     logging_steps: int | None = option(None, "logs", "Number of steps between logs.")
     """None logs after each epoch."""
-    seed: int = option(
-        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", Range("0 or more", _seed), listed=True
-    )
+    seed: int = option(0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", count(0), listed=True)
     """Seed of the head's weights, the splits, the order of batches, and all dropout."""
     device: str = option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
     bf16: bool = option(False, "machine", "bfloat16 mixed precision.")
@@ -592,18 +561,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options as JSON values."""
-        others = None if self.with_columns is None else list(self.with_columns)
-        lists = {"text_columns": list(self.text_columns), "with_columns": others}
-        return asdict(self) | lists | {"options": dict(self.options)}
-
-
-def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:
-    """Return the default folder of a run; custom files with the same name in different folders get different ones."""
-    data = task or ""
-    if train_file is not None:
-        place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
-        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
-    return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
 
 
 def refuse_options_of_files(options: Any, refused: Sequence[str] = OF_FILES) -> None:
@@ -783,9 +742,9 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that distinguish a run from others with the same data, regardless of file locations."""
+    """Return the options that distinguish a run from others with the same data, regardless of folders."""
     named = {name: with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
-    return {name: value for name, value in options.items() if name != "data_dir"} | named
+    return {name: value for name, value in options.items() if name not in ("data_dir", "output_dir")} | named
 
 
 def partial_of(folder: Path) -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError, check_choice, check_least
 from attendrop.methods.core.base import LayerRanking
 from attendrop.pruning.pruned_model import PrunedModel, mask_layers, prunable_layers
@@ -51,8 +49,6 @@ SECONDS, ROUNDS = 2.0, 5
 SELECT_BY = ("auto", "importance", "method")
 # What metrics.json holds of the predictions of a model.
 _OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "ood", "predicted", "report")
-# Called before each pass over rows with its purpose, the number of passes done, and their maximum number.
-OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
 
 
@@ -66,7 +62,6 @@ def prune_run(
     recover_epochs: int = 0,
     data_dir: str | None = None,
     device: str = "auto",
-    on_pass: OnPass | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Prune the model of a finished run, and save it with its metrics in another folder.
@@ -85,7 +80,6 @@ def prune_run(
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
-        on_pass: Called before each pass over rows with its purpose, the number of passes done, and their maximum.
         callbacks: Callbacks of the fine-tuning afterwards.
 
     Returns:
@@ -131,30 +125,35 @@ def prune_run(
             )
             ranking = None
         ranking = None if select_by == "importance" else ranking
-        work = _Work(run, run.chosen_on, on_pass)
-        light, found = _pruned(work, selection, ranking, tolerance, recover_epochs, callbacks)
-        return _save(work, light, found, folder, output_dir)
+        light, after, found = _pruned(run, run.chosen_on, selection, ranking, tolerance, recover_epochs, callbacks)
+        return _save(run, light, after, found, folder, output_dir)
 
 
 def _pruned(
-    work: _Work,
+    run: FinishedRun,
+    chosen_on: str,
     selection: LayerSelection,
     ranking: LayerRanking | None,
     tolerance: float,
     recover_epochs: int,
     callbacks: Sequence[TrainerCallback],
-) -> tuple[PrunedModel, dict[str, Any]]:
-    """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
-    run, chosen_on = work.run, work.chosen_on
+) -> tuple[PrunedModel, dict[str, Array], dict[str, Any]]:
+    """Prune the model; return it with its outputs for each set, and the ``pruned`` part of the metrics."""
     attention_layers = prunable_layers(run.model)
-    rows = len(texts_of(run.sets[chosen_on]))
+    labelled = run.sets[chosen_on]
+    rows = len(texts_of(labelled))
     selection.check(len(attention_layers))
     chosen = selection.auto or (ranking is None and selection.by_importance(len(attention_layers)))
     if chosen and chosen_on == "dev" and run.config.protocol != "paper":
         logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     if ranking is None:  # a threshold is refused without one
-        pi, harm = None, work.importance(attention_layers) if selection.threshold is None else {}
-        measure = "loss with this layer constant"
+        pi, harm, measure = None, {}, "loss with this layer constant"
+        if selection.threshold is None:
+            told = "Ranking %d layers by the loss without each, on %d rows of %s."
+            logger.info(told, len(attention_layers), rows, chosen_on)
+            by_length = labelled.select(np.argsort(labelled["length"], kind="stable"))  # batches with little padding
+            losses = importance(run.model, attention_layers, _batches(run, by_length, run.config.eval_batch_size))
+            harm = {layer.key: loss for layer, loss in zip(attention_layers, losses, strict=True)}
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
         measure = f"fraction that the {ranking.ranked_by} drops"
@@ -165,85 +164,56 @@ def _pruned(
         selection,
         pi,
         lambda: list(harm.values()),
-        lambda candidate: run.predictions(chosen_on, work.outputs(candidate, chosen_on)),
+        lambda candidate: run.predictions(chosen_on, run.outputs(chosen_on, candidate.model)),
         tolerance,
     )
-    whole = PrunedModel(mask_layers(run.model, []))
-    before = {name: work.outputs(whole, name) for name in run.sets}
+    before = {name: run.outputs(name) for name in run.sets}
     if recover_epochs and light.layers:
         light = _recover(run, light.layers, recover_epochs, callbacks)
-        work.known.clear()
-    after = {name: work.outputs(light, name) for name in run.sets}
+    after = {name: run.outputs(name, light.model) for name in run.sets}
     speed = None
     if light.layers:
-        timed = run.sets[chosen_on].select(range(min(len(run.sets[chosen_on]), _TIMED_BATCHES * _TIMED_ROWS)))
-        texts, batches = len(texts_of(timed)), work.batches(timed.remove_columns("labels"), _TIMED_ROWS)
+        timed = labelled.select(range(min(len(labelled), _TIMED_BATCHES * _TIMED_ROWS)))
+        texts, batches = len(texts_of(timed)), _batches(run, timed.remove_columns("labels"), _TIMED_ROWS)
         logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {chosen_on}", len(timed)))
         speed = measure_speed(lambda batch: run.model(**batch), lambda batch: light(**batch), batches)
         speed |= {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
-    scores = {name: change_of_score(run, name, before[name], after[name], changed=bool(light.layers)) for name in after}
-    return light, {
-        "layers": list(light.layers),
-        "of": light.num_layers,
-        "fast": light.fast,
-        "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
-        "harm": harm,
-        "measure": measure,
-        "chosen": chosen,
-        "chosen_on": chosen_on,
-        "rows": rows,
-        "scores": {str(trial.count): trial.score for trial in trials},
-        "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
-        "confidence": CONFIDENCE,
-        "unknown": undecided_message(trials, len(light.layers), tolerance),
-        "tolerance": tolerance,
-        "recover_epochs": recover_epochs if light.layers else 0,
-        "selection": scores.pop("selection", None),
-        "all_scores": scores,
-        "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
-        "speed": speed,
-    }
+    scores = {name: change_of_score(run, name, before[name], after[name]) for name in after}
+    if not light.layers:
+        scores = {name: found | {"difference": None} for name, found in scores.items()}
+    return (
+        light,
+        after,
+        {
+            "layers": list(light.layers),
+            "of": light.num_layers,
+            "fast": light.fast,
+            "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
+            "harm": harm,
+            "measure": measure,
+            "chosen": chosen,
+            "chosen_on": chosen_on,
+            "rows": rows,
+            "scores": {str(trial.count): trial.score for trial in trials},
+            "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
+            "confidence": CONFIDENCE,
+            "unknown": undecided_message(trials, len(light.layers), tolerance),
+            "tolerance": tolerance,
+            "recover_epochs": recover_epochs if light.layers else 0,
+            "selection": scores.pop("selection", None),
+            "all_scores": scores,
+            "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
+            "speed": speed,
+        },
+    )
 
 
-class _Work:
-    """Passes over the rows of a run, with progress; outputs are computed once for the same pruned layers."""
-
-    def __init__(self, run: FinishedRun, chosen_on: str, on_pass: OnPass | None) -> None:
-        self.run, self.chosen_on = run, chosen_on
-        self.known: dict[tuple[tuple[int, ...], str], Array] = {}
-        # Each layer alone, each number of layers, and all sets before and after.
-        total, done = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets), itertools.count()
-        self.on_pass: Callable[[str], object] = lambda what: on_pass is None or on_pass(what, next(done), total)
-
-    def outputs(self, model: PrunedModel, name: str) -> Array:
-        """Compute outputs for one of the sets, in its order."""
-        if (model.layers, name) not in self.known:
-            self.on_pass(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
-            self.known[model.layers, name] = self.run.outputs(name, model.model)
-        return self.known[model.layers, name]
-
-    def importance(self, attention_layers: Sequence[AttentionLayer]) -> dict[str, float]:
-        """Measure the loss without each layer on the set that layers are chosen on."""
-        rows, keys = self.run.sets[self.chosen_on], [layer.key for layer in attention_layers]
-        told = "Ranking %d layers by the loss without each, on %d rows of %s."
-        logger.info(told, len(keys), len(texts_of(rows)), self.chosen_on)
-        by_length = rows.select(np.argsort(rows["length"], kind="stable"))  # for batches with little padding
-
-        def reported(layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
-            for layer in layers:
-                self.on_pass(f"loss without {layer.key}")
-                yield layer
-
-        batches = self.batches(by_length, self.run.config.eval_batch_size)
-        return dict(zip(keys, importance(self.run.model, reported(attention_layers), batches), strict=True))
-
-    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
-        """Collate encoded rows into batches, in their order, on the model's device."""
-        run, collate = self.run, self.run.task.type.collator(self.run.tokenizer)
-        read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
-        listed = rows.select_columns(read).to_list()
-        batches = (dict(collate(listed[i : i + size])) for i in range(0, len(listed), size))
-        return [to_device(batch, run.model.device) for batch in batches]
+def _batches(run: FinishedRun, rows: Dataset, size: int) -> list[dict[str, Any]]:
+    """Collate encoded rows into batches, in their order, on the model's device."""
+    collate = run.task.type.collator(run.tokenizer)
+    read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
+    listed = rows.select_columns(read).to_list()
+    return [to_device(collate(listed[i : i + size]), run.model.device) for i in range(0, len(listed), size)]
 
 
 def _recover(
@@ -270,13 +240,13 @@ def _recover(
         return PrunedModel(masked.eval())
 
 
-def change_of_score(run: FinishedRun, name: str, before: Array, after: Array, *, changed: bool) -> dict[str, Any]:
-    """Score outputs before and after for a set; if the model was ``changed``, with the difference of its metric."""
+def change_of_score(run: FinishedRun, name: str, before: Array, after: Array) -> dict[str, Any]:
+    """Score outputs before and after for a set, with the difference of its metric."""
     first, second = (run.predictions(name, outputs) for outputs in (before, after))
     return {
         "before": compute_scores(run.task, before, first.labels),
         "after": compute_scores(run.task, after, first.labels),
-        "difference": paired_difference(first, second).as_dict() if changed else None,
+        "difference": paired_difference(first, second).as_dict(),
     }
 
 
@@ -310,22 +280,27 @@ def measure_speed(
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "rounds": ROUNDS}
 
 
-def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
+def _save(
+    run: FinishedRun,
+    light: PrunedModel,
+    outputs: Mapping[str, Array],
+    found: dict[str, Any],
+    folder: Path,
+    output_dir: str,
+) -> dict[str, Any]:
     """Write the pruned model, its metrics and its card."""
-    run, source = work.run, Path(work.run.config.output_dir)
+    source = Path(run.config.output_dir)
     light.save_pretrained(folder)
     run.tokenizer.save_pretrained(folder)
-    before, after_ = (
-        sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)
-    )
+    sizes = [sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)]
     if run.config.adapter is not None:
-        before = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
-    found["bytes"] = {"before": before, "after": after_}
+        sizes[0] = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
+    found["bytes"] = dict(zip(("before", "after"), sizes, strict=True))
     selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
-    after = {}
-    for name in run.parts.report or run.sets:
-        outputs = work.outputs(light, name)
-        after[name] = set_scores(run, name, outputs, run.predictions(name, outputs).labels)
+    after = {
+        name: set_scores(run, name, outputs[name], run.predictions(name, outputs[name]).labels)
+        for name in run.parts.report or run.sets
+    }
     scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
     metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
     metrics.pop("accept", None)  # that of the whole model

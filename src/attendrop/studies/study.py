@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, convert_option, read_yaml
-from attendrop.runs.run_folder import LOCK, check_writable, read_json
+from attendrop.runs.run_folder import LOCK, read_json
 from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.run_specs import (
     BASELINES,
@@ -53,7 +53,7 @@ from attendrop.studies.run_specs import (
     check_number_of_runs,
     with_evaluation,
 )
-from attendrop.support.files import write_json, write_text
+from attendrop.support.files import check_writable, write_json, write_text
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.table import with_files
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
