@@ -18,7 +18,7 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import SELECTION
-from attendrop.runs.run_trainer import RunCallback
+from attendrop.runs.train import RunCallback
 from attendrop.tasks.types.model_classes import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 
@@ -186,10 +186,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(RegularizedTrainer, "train", stop)
-        patch.setattr("attendrop.runs.train.check_integration", lambda name: None)
+        patch.setattr("attendrop.runs.train._ALSO", {"tensorboard": ("torch",)})
         patch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", TrainerCallback)
-        for module in ("train", "run_trainer"):  # as on a machine with a GPU
-            patch.setattr(f"attendrop.runs.{module}.compute_device", lambda name: torch.device(DEVICES[name]))
+        # As on a machine with a GPU.
+        patch.setattr("attendrop.runs.train.compute_device", lambda name: torch.device(DEVICES[name]))
         yield begin
 
 

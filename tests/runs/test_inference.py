@@ -32,8 +32,7 @@ from attendrop.runs.model_card import baseline_card, model_card
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import frozen_features, predict_outputs, to_fastest_form
 from attendrop.runs.prune import prune_run
-from attendrop.runs.run_trainer import RunTrainer
-from attendrop.runs.train import train
+from attendrop.runs.train import RunTrainer, train
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.prediction_files import FORMATS, PredictionWriter

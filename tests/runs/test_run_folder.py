@@ -342,7 +342,7 @@ def test_runs_of_several_seeds(folder: Path, run: Path, tmp_path: Path, stop_at:
     with pytest.raises(AttendropError, match="holds a run of one seed; name another folder"):
         train_seeds(tiny.config(folder, str(run), **PLAIN), [0, 1], overwrite=True)
     (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "run.yaml").write_text("mine: 1")
+    (tmp_path / "others" / "summary.json").write_text("{}")
     with pytest.raises(AttendropError, match="not written by attendrop"):
         train_seeds(tiny.config(folder, str(tmp_path / "others"), **PLAIN), [0, 1], overwrite=True)
 

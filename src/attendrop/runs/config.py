@@ -37,19 +37,8 @@ from attendrop.methods.core.options import (
     unit_interval,
 )
 from attendrop.support.files import MINILM
+from attendrop.tasks import table
 from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
-from attendrop.tasks.table import (
-    GUESSED,
-    HUB,
-    LABEL_TYPES,
-    STDIN,
-    UNKNOWN_LABELS,
-    column_names,
-    default_columns,
-    default_label_type,
-    files_of,
-    with_files,
-)
 from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
 
@@ -265,7 +254,9 @@ class RunConfig:
     """For classes, labels and numbers. Splits are the same with and without them; a comparison also runs plain
     fine-tuning without them, and says whether they help."""
     label_type: str = option(
-        "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
+        "auto",
+        "columns",
+        f"Kind of task, by its labels: {', '.join(table.LABEL_TYPES[:-1])} or {table.LABEL_TYPES[-1]}.",
     )
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
@@ -293,7 +284,7 @@ class RunConfig:
         None,
         "rows",
         "Labels of the eval file not in training: error, or count as wrong.",
-        choice(*UNKNOWN_LABELS),
+        choice(*table.UNKNOWN_LABELS),
         shown="error",
     )
     test_fraction: float = option(
@@ -433,7 +424,7 @@ class RunConfig:
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         check_fields(self)
-        if self.task in LABEL_TYPES:  # it is a kind of rows
+        if self.task in table.LABEL_TYPES:  # it is a kind of rows
             if self.train_file is None:
                 raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
             if self.label_type not in ("auto", self.task):
@@ -480,7 +471,7 @@ class RunConfig:
         refused = {
             "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
             "lists.": not has_task and not has_file,
-            f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+            f"With a train-file, task is the kind of its rows, one of {', '.join(table.LABEL_TYPES[1:])}, and not "
             f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
             "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
             "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
@@ -500,17 +491,17 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
-        usual, label = default_columns(file)
+        usual, label = table.default_columns(file)
         self._set(text_columns=self.text_columns or usual)
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
-            self._set(label_type=default_label_type(file))
-        labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
+            self._set(label_type=table.default_label_type(file))
+        labelled, hint = self.label_column is not None or self.label_type not in table.GUESSED, ""
         if self.text_columns and labelled:
             return
-        if not file.startswith(HUB) and not any(each.exists() for each in files_of(file)):
+        if not file.startswith(table.HUB) and not any(each.exists() for each in table.files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
-        if self.label_type in GUESSED:
+        if self.label_type in table.GUESSED:
             from attendrop.tasks.inspection import inspect_files
 
             given = ("text_columns", "label_column", "label_type", "label_map")
@@ -525,7 +516,7 @@ class RunConfig:
             held = " and ".join(name for name in missing if missing[name])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the reader of the run warns
-                columns = names_of(column_names(file))
+                columns = names_of(table.column_names(file))
             hint = "" if labelled else hint
             raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
 
@@ -620,7 +611,7 @@ class Source:
             raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
         if self.task is not None:
             refuse_options_of_files(self)
-        if self.input_format is not None and self.file != STDIN:
+        if self.input_format is not None and self.file != table.STDIN:
             raise AttendropError("input-format is for standard input (-); omit it for a file, whose extension says it.")
         if self.skipped_file is not None and not self.skip_bad_rows:
             raise AttendropError("skipped-file is for skip-bad-rows; omit it, or add skip-bad-rows.")
@@ -633,16 +624,16 @@ class Source:
         They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
         otherwise.
         """
-        texts, label = default_columns(f"x.{self.input_format}" if file == STDIN else file)
+        texts, label = table.default_columns(f"x.{self.input_format}" if file == table.STDIN else file)
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
-        if texts and default_columns(trained.get("train_file"))[0] != texts:
+        if texts and table.default_columns(trained.get("train_file"))[0] != texts:
             as_trained, trained_label = (), None  # files of this format have their own columns
         columns = self.text_columns or as_trained or texts
         named = (name for name in (self.label_column, trained_label, label) if name is not None)  # "" is a name, too
         found = next(named, None) if labelled else None
         if columns and (found is not None or not labelled):
             return columns, found
-        of_file = "" if file == STDIN else f" of {names_of(column_names(file))}"
+        of_file = "" if file == table.STDIN else f" of {names_of(table.column_names(file))}"
         if not columns:
             raise AttendropError(f"No text-columns are given; give some, comma-separated{of_file}.")
         raise AttendropError(f"No label-column is given; give one{of_file}.")
@@ -736,14 +727,14 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     for name in PATHS:
         value = found.get(name)
-        if value not in (None, MINILM, AUTO) and all(file.exists() for file in files_of(value)):
-            found[name] = with_files(value, os.path.abspath)
+        if value not in (None, MINILM, AUTO) and all(file.exists() for file in table.files_of(value)):
+            found[name] = table.with_files(value, os.path.abspath)
     return found
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that distinguish a run from others with the same data, regardless of folders."""
-    named = {name: with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
+    named = {name: table.with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
     return {name: value for name, value in options.items() if name not in ("data_dir", "output_dir")} | named
 
 

@@ -1,49 +1,38 @@
-"""Loading, splitting and encoding of the data of a run, and the report on them before training."""
+"""Loading, splitting and encoding of the data of a run, the report on them before training, and what runs share.
+
+Runs of one process may share results, such as the frozen encoder's features of the same evaluation rows: not until a
+process that performs many of them asks for it (:func:`share_results`). A key holds everything that a result depends on,
+so that a run with shared results ends with the same scores, bit for bit.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from datasets import Dataset, concatenate_datasets
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.result_cache import cached
 from attendrop.support.files import known_sha256
+from attendrop.tasks import class_names
 from attendrop.tasks.base import Task, TaskData, encode, with_others
-from attendrop.tasks.class_names import (
-    check_label_names,
-    check_unlabelled,
-    counted_names,
-    in_words,
-    read_label_names,
-    read_unlabelled,
-    same_text,
-    telling_names,
-    why_no_names,
-    why_no_rows,
-)
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
 from attendrop.tasks.metrics import data_digest, with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
-from attendrop.tasks.tokenization import (
-    HEAD,
-    HEAD_TAIL,
-    WINDOWS,
-    columns_of,
-    of_documents,
-    texts_of,
-    unknown_rows,
-)
+from attendrop.tasks.tokenization import LONG_TEXTS, columns_of, of_documents, texts_of, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
@@ -58,7 +47,7 @@ _TEST_SEED = 0
 OOD_FRACTION = 0.25
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"
-_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
+_TREATED = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), strict=True))
 # Parts on which the model that is kept has no score.
 _UNSCORED = ("train", "reward")
 # Up to this many classes are listed in tables, and named in warnings.
@@ -71,6 +60,13 @@ ALIKE = 0.15
 # Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
 _MANY_CLASSES, _FEW_ROWS = 20, 20
 _FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
+
+
+# The results that are shared, by key, with their sizes in bytes, the one that was used least recently first; None where
+# nothing is shared.
+_results: OrderedDict[str, tuple[Any, int]] | None = None
+MOST_BYTES = 256 * 2**20  # that are kept
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -104,13 +100,16 @@ class Parts:
     def trained_on(self, label_names: str | None) -> str:
         """Count the training rows in words, given the option: "385 rows and 77 names of classes"."""
         rows = counted(len(self.train) - self.names, "row")
-        return f"{rows} and {counted_names(self.names, label_names)}" if self.names else rows
+        return f"{rows} and {class_names.counted_names(self.names, label_names)}" if self.names else rows
 
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
-    files = data_files(config)
-    options = {name: getattr(config, name) for name in _READ_BY}
+    files, options = data_files(config), {name: getattr(config, name) for name in _READ_BY}
+    named = (config.task, config.data_dir, config.train_file, config.eval_file)
+
+    def key() -> list[Any]:
+        return [*named, [[str(file), known_sha256(file)] for file in files], options]
 
     def load() -> TaskData:
         if config.task is not None:
@@ -118,18 +117,11 @@ def load_data(config: RunConfig) -> TaskData:
         assert config.train_file is not None
         return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
-    if files and all(file.exists() for file in files):
-        data = cached(
-            lambda: [
-                *(config.task, config.data_dir, config.train_file, config.eval_file),
-                *([[str(file), digest(file)] for file in files], options),
-            ],
-            load,
-            lambda data: sum(split.data.nbytes for split in data.splits.values()),
-            kind="data",
-        )
-    else:
-        data = load()
+    def size(data: TaskData) -> int:
+        return sum(split.data.nbytes for split in data.splits.values())
+
+    known = files and all(file.is_file() for file in files)
+    data = cached(key, load, size, kind="data") if known else load()
     task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
@@ -145,17 +137,11 @@ def data_files(config: RunConfig) -> list[Path]:
         return []
 
 
-def digest(path: Path) -> str:
-    """Compute the SHA-256 of a file; empty if there is none."""
-    return known_sha256(path) if path.is_file() else ""
-
-
 def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows.
 
     Names of classes are added to the training rows last, and other columns put in front of texts, so that they change
-    none of these. Unlabelled texts are none
-    of the training file's rows that are drawn.
+    none of these. Unlabelled texts are none of the training file's rows that are drawn.
     """
     rows, task, task_type, shifted = data.splits["train"], data.task, data.task.type, {}
     given = len(rows)
@@ -199,13 +185,13 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     selection, reward = (None if rows is None else with_others(rows) for rows in (selection, reward))
     report = {name: with_others(rows) for name, rows in report.items()}
     parts = Parts(with_others(kept), selection, report, reward, len(texts), left_out)
-    check_unlabelled(config.unlabelled, config.task, task_type.label_type, len(task.text_columns))
+    class_names.check_unlabelled(config.unlabelled, config.task, task_type.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts
     drawn = [part for name, part in parts.named.items() if name not in report]
     known, scored = ([text for part in some for (text,) in task_type.texts(part)] for some in (drawn, report.values()))
     column, skip = config.text_columns[0], config.skip_bad_rows
-    found, numbers = read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
+    found, numbers = class_names.read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
     return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
 
@@ -215,19 +201,19 @@ def _names(
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
     task_type, file = task.type, config.label_names_file
-    reason = why_no_names(config.task, task_type.label_type, len(task.text_columns))
-    check_label_names(config.label_names, reason)
-    if reason or config.label_names is None or (file is None and why_no_rows(task_type.label_names, rows)):
+    reason = class_names.why_no_names(config.task, task_type.label_type, len(task.text_columns))
+    class_names.check_label_names(config.label_names, reason)
+    if reason or config.label_names is None or (file is None and class_names.why_no_rows(task_type.label_names, rows)):
         return [], ()
     found: list[tuple[str, Any]]
     if file is None:
-        names = telling_names(task_type.label_names)
-        found = [(in_words(name), task_type.label_of([name])) for name in names]
+        names = class_names.telling_names(task_type.label_names)
+        found = [(class_names.in_words(name), task_type.label_of([name])) for name in names]
     else:
-        found = read_label_names(file, replace(task_type, unknown_names=()))
-    scored = {same_text(text) for part in held_out for (text,) in task_type.texts(part)}
-    left_out = tuple(text for text, _ in found if same_text(text) in scored)
-    return [(text, label) for text, label in found if same_text(text) not in scored], left_out
+        found = class_names.read_label_names(file, replace(task_type, unknown_names=()))
+    scored = {class_names.same_text(text) for part in held_out for (text,) in task_type.texts(part)}
+    left_out = tuple(text for text, _ in found if class_names.same_text(text) in scored)
+    return [(text, label) for text, label in found if class_names.same_text(text) not in scored], left_out
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
@@ -410,3 +396,42 @@ def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str
     for name, part in parts.items():
         if part["unknown"]:
             yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
+
+
+# What runs share -----------------------------------------------------------------------------------------------------
+
+
+def share_results(shared: bool = True) -> None:
+    """Share results between the runs of this process from now on; or forget them, and share none any longer."""
+    global _results
+    _results = (OrderedDict() if _results is None else _results) if shared else None
+
+
+def cached(
+    key: Callable[[], Any], compute: Callable[[], Result], size: Callable[[Result], int], *, kind: str
+) -> Result:
+    """Return a result that this process has computed before, or compute it; nobody may change it afterwards.
+
+    ``key`` returns everything that the result depends on, as JSON values; it is called only where results are shared.
+    ``size`` returns the size of a result in bytes; ``kind`` names the computation.
+    """
+    if _results is None:
+        return compute()
+    digest = hashlib.sha256(json.dumps([kind, key()], sort_keys=True).encode()).hexdigest()
+    result, needed = _results.pop(digest, None) or ((found := compute()), size(found))
+    if needed <= MOST_BYTES:
+        _results[digest] = result, needed  # as the newest
+    while sum(kept for _, kept in _results.values()) > MOST_BYTES:
+        _results.popitem(last=False)
+    return result
+
+
+def digest_of_model(model: nn.Module, *, without: nn.Module | None = None) -> str:
+    """Hash the class, the configuration and the weights of a model, except those of one of its modules."""
+    left_out = set() if without is None else {id(tensor) for tensor in without.parameters()}
+    digest = hashlib.sha256(f"{type(model).__name__} {getattr(model, 'config', None)}".encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) not in left_out:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

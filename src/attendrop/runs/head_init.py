@@ -13,10 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts
+from attendrop.runs.data import Parts, cached, digest_of_model
 from attendrop.runs.model_loading import Loaded
 from attendrop.runs.prediction_passes import over_rows
-from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.support.models import compute_device
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.tokenization import document_means, of_documents

@@ -18,22 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.pruning.selection import Array, Predictions
+from attendrop.runs import run_folder
 from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import divide, fingerprint, load_data
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs, to_fastest_form
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import (
-    CHUNK_ROWS,
-    check_finished,
-    check_keeps_model,
-    input_files,
-    is_baseline,
-    read_finished,
-    read_metrics,
-    read_run,
-    run_options,
-)
+from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import check_output
 from attendrop.support.models import compute_device
 from attendrop.tasks.acceptance import accepted_share, with_acceptance
@@ -137,10 +128,10 @@ def load_run(
     ``task_options`` take the place of those of the run. Raises AttendropError if the run is not finished, or the model
     is not whole or has no trained head.
     """
-    check_finished(run_dir)
-    options, accept = run_options(run_dir), (read_metrics(Path(run_dir)) or {}).get("accept")
+    run_folder.check_finished(run_dir)
+    options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
     task_options = {**options.get("task_options", {}), **task_options}
-    if is_baseline(run_dir):
+    if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
         task_type = baseline.task_type.with_options(task_options)
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
@@ -203,8 +194,8 @@ class FinishedRun(ResolvedRun):
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
     """Load a run with its rows and model; raises AttendropError if it is not finished, or its data changed."""
-    run, metrics = read_finished(run_dir)
-    check_keeps_model(run_dir)
+    run, metrics = run_folder.read_finished(run_dir)
+    run_folder.check_keeps_model(run_dir)
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     resolved = _resolved(run_dir, run, "its selection split cannot be reproduced.", **changed)
     model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
@@ -340,8 +331,8 @@ def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
         outputs = (*outputs, source.skipped_file)
     if not outputs:
         return
-    inputs = [*input_files(Path(run_dir)), *(() if source.file is None else files_of(source.file))]
-    options = run_options(run_dir)
+    inputs = [*run_folder.input_files(Path(run_dir)), *(() if source.file is None else files_of(source.file))]
+    options = run_folder.run_options(run_dir)
     task = source.task or (options.get("task") if source.file is None else None)
     if task is not None and Path(run_dir).is_dir():
         inputs += task_files(task, _data_dir(options, source, task))
@@ -475,7 +466,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
 def _held_out_rows(model: RunModel) -> _Rows:
     """Find the rows of its own file that a run was scored on, or that it held out to choose its epoch."""
     lost = "its held-out rows are no longer known; give --eval-file."
-    own = _resolved(model.folder, read_run(Path(model.folder)) or {}, lost)
+    own = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost)
     split, rows = "dev", own.parts.report.get("dev")
     if rows is None and not own.config.refit:
         split, rows = "selection", own.parts.selection

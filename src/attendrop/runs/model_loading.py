@@ -26,14 +26,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.tracing import example_inputs, example_pixels
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
-from attendrop.pruning.pruned_model import (
-    adapted_class_and_config,
-    is_adapter,
-    is_pruned,
-    load_model,
-    quiet_peft,
-    without_report,
-)
+from attendrop.pruning import pruned_model
 from attendrop.runs.config import LoraOptions
 from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
@@ -92,12 +85,12 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             own, or (with ``task=None``) has no trained head.
     """
     _check_folder(name)
-    if is_pruned(name) or is_adapter(name):
+    if pruned_model.is_pruned(name) or pruned_model.is_adapter(name):
         if task is not None:
             refuse_untrainable(name)
-        with _load_errors(name), without_report():
-            model = load_model(name)
-            model = model.model if is_pruned(name) else model
+        with _load_errors(name), pruned_model.without_report():
+            model = pruned_model.load_model(name)
+            model = model.model if pruned_model.is_pruned(name) else model
             task_type = task_type_of_model(model.config)
             tokenizer = task_type.load_tokenizer(name)
         declare_output(model, task_type.output_kind)
@@ -112,7 +105,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
                 "the model where you trust it and save it with save_pretrained, which writes safetensors."
             )
         raise AttendropError(f"The folder '{place}' holds no weights: it has no model.safetensors.")
-    with _load_errors(name), without_report():
+    with _load_errors(name), pruned_model.without_report():
         config = read_config(place)
         task_type = task_type_of_model(config) if task is None else task.type
         trained_for = list((getattr(config, "id2label", None) or {}).values())
@@ -183,20 +176,20 @@ def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_for` does."""
     _check_folder(name)
     with _load_errors(name):
-        if is_adapter(name):
-            return adapted_class_and_config(Path(name))[1]
+        if pruned_model.is_adapter(name):
+            return pruned_model.adapted_class_and_config(Path(name))[1]
         return read_config(resolve_model(name))
 
 
 def refuse_untrainable(name: str) -> None:
     """Raise AttendropError for the model of a baseline, a pruned model, or an adapter instead of a model."""
     _check_folder(name)
-    if is_adapter(name):
+    if pruned_model.is_adapter(name):
         raise AttendropError(
             f"The model {name!r} is an adapter of PEFT; save attendrop.load({name!r}), which merges it into its model, "
             "and train that."
         )
-    if is_pruned(name):
+    if pruned_model.is_pruned(name):
         raise AttendropError(
             f"The model {name!r} is pruned and does not train; train the model that it came from, or save "
             f"attendrop.load({name!r}).to_stock(), if it has one, and train that."
@@ -257,7 +250,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
     children = [] if task_type.generates or model.base_model is model else list(model.named_children())
     heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
     try:
-        with quiet_peft() as peft:
+        with pruned_model.quiet_peft() as peft:
             config = peft.LoraConfig(
                 task_type=task_type.peft_task_type,
                 r=options.r,

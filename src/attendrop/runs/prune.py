@@ -35,7 +35,7 @@ from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
 from attendrop.runs.run_metrics import scored_run, set_scores
-from attendrop.runs.run_trainer import RunTrainer, run_loss, training_arguments
+from attendrop.runs.train import RunTrainer, run_loss, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun, decided
-from attendrop.runs.run_trainer import RunTrainer
 from attendrop.support.files import finite
 from attendrop.tasks.acceptance import choose_threshold
 from attendrop.tasks.base import Task
@@ -32,6 +31,9 @@ from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, texts_of
 from attendrop.tasks.types.base import Array
 from attendrop.wording import counted
+
+if TYPE_CHECKING:
+    from attendrop.runs.train import RunTrainer
 
 # Sets whose score is kept by row.
 _ROWS_KEPT = ("dev", "ood")
@@ -287,31 +289,25 @@ def learnt(trainer: RunTrainer, encoded: Parts) -> dict[str, Any]:
 def _history(log: list[dict[str, float]], method: Method, task: Task) -> list[dict[str, Any]]:
     """Make one entry per epoch, counted from 1: losses, selection scores, and what the method did."""
     acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
+    dropped = {part.name: f"{part.source}/dropped" for part in method.parts}
     sources = [part.source for part in method.parts]
     history: dict[int, dict[str, Any]] = {}
-    for entry in log:
-        number = math.ceil(entry["epoch"])
-        if "loss" in entry and number not in history:
-            metrics = epoch_metrics(log, number)
-            own = {name: name.partition("/") for name in metrics}
-            history[number] = {
-                "epoch": number,
-                "step": max(each["step"] for each in log if "loss" in each and math.ceil(each["epoch"]) == number),
-                "train_loss": metrics["loss"],
-                "selection_loss": None,
-                "selection": {},
-                "regularized": number - 1 in acts_in,
-                "dropped": {
-                    part.name: metrics[f"{part.source}/dropped"]
-                    for part in method.parts
-                    if f"{part.source}/dropped" in metrics
-                },
-                "figures": {  # metrics of the method, other than the fractions that it dropped
-                    name: metrics[name]
-                    for name, (source, _, what) in own.items()
-                    if source in sources and what != "active" and not what.startswith("dropped")
-                },
-            }
+    for number in dict.fromkeys(math.ceil(entry["epoch"]) for entry in log if "loss" in entry):
+        metrics, figures = epoch_metrics(log, number), {}
+        for name, value in metrics.items():  # of the method, other than the fractions that it dropped
+            source, _, what = name.partition("/")
+            if source in sources and what != "active" and not what.startswith("dropped"):
+                figures[name] = value
+        history[number] = {
+            "epoch": number,
+            "step": max(entry["step"] for entry in log if "loss" in entry and math.ceil(entry["epoch"]) == number),
+            "train_loss": metrics["loss"],
+            "selection_loss": None,
+            "selection": {},
+            "regularized": number - 1 in acts_in,
+            "dropped": {part: metrics[name] for part, name in dropped.items() if name in metrics},
+            "figures": figures,
+        }
     for entry in log:
         if "eval_loss" in entry and math.ceil(entry["epoch"]) in history:
             found = {name: entry[f"eval_{name}"] for name in (task.metric, *task.other_metrics)}

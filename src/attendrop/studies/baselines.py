@@ -20,12 +20,11 @@ from attendrop.attention.hooks import forked_rng
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import fingerprint
+from attendrop.runs.data import cached, digest_of_model, fingerprint
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
-from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.runs.run_folder import (
     begin_run,
     check_unchanged,
@@ -36,7 +35,7 @@ from attendrop.runs.run_folder import (
     set_aside,
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
-from attendrop.runs.run_trainer import silence
+from attendrop.runs.train import silence
 from attendrop.studies.run_specs import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device

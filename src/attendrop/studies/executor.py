@@ -214,9 +214,9 @@ class Runner:
 
     def release(self) -> None:
         """Free what idle processes hold, such as the memory of GPUs; the next run starts them again."""
-        from attendrop.runs.result_cache import forget_results
+        from attendrop.runs.data import share_results
 
-        forget_results()
+        share_results(False)
 
 
 def read_failures(folder: Path) -> dict[str, dict[str, str]]:
@@ -237,7 +237,7 @@ def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
     """
     from transformers import TrainerCallback
 
-    from attendrop.runs.result_cache import share_results
+    from attendrop.runs.data import share_results
     from attendrop.runs.train import train
     from attendrop.studies.baselines import run_baseline
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_TEST_FRACTION, RunConfig, by_content
+from attendrop.support.files import known_sha256
 
 RUNS = "runs"
 # What an answer calls a run, beside the entries of its ``metrics.json``.
@@ -137,7 +138,7 @@ class Event:
 
 def data_sha256(config: RunConfig) -> str:
     """Hash the files of a run's data; not those that are missing, with which the run fails, nor data from the hub."""
-    from attendrop.runs.data import data_files, digest
+    from attendrop.runs.data import data_files
 
-    digests = [digest(path) for path in data_files(config)]
+    digests = [known_sha256(path) if path.is_file() else "" for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
