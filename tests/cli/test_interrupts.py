@@ -12,7 +12,7 @@ from helpers import tiny
 from helpers.command_line import Captured, train_arguments
 
 from attendrop import cli
-from attendrop.runs.train import RunTrainer
+from attendrop.runs.run_trainer import RunTrainer
 
 
 def test_a_run_is_resumed_as_the_sentence_says(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,14 +25,14 @@ import attendrop
 from attendrop import AttendropError, cli
 from attendrop.pruning.packed import PackedLayer
 from attendrop.randomness.device_path import few_kernels
-from attendrop.runs import inference, prediction_passes
+from attendrop.runs import inference
 from attendrop.runs.config import Source
-from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.inference import evaluate, frozen_features, predict, predict_outputs, to_fastest_form
 from attendrop.runs.model_card import baseline_card, model_card
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import frozen_features, predict_outputs, to_fastest_form
 from attendrop.runs.prune import prune_run
-from attendrop.runs.train import RunTrainer, train
+from attendrop.runs.run_trainer import RunTrainer
+from attendrop.runs.train import train
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.prediction_files import FORMATS, PredictionWriter
@@ -260,7 +260,7 @@ def test_the_fastest_form_of_each_device_predicts_the_same(
 
     DeBERTa gains nothing from leaving padding out, and GPT-2 has one form.
     """
-    monkeypatch.setattr(prediction_passes, "_computes_bfloat16", lambda device: True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True})
     tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
     model, batch = zoo.build(family).eval(), zoo.batch_of(family, (9, 5, 12))
     batch.pop("labels")
@@ -427,7 +427,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
         ([PAIRS[0], "the cat"], "Text 1 has 1 text; the model reads 2 texts together"),
         ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
         ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
-        ("in.csv", "was trained on pairs of texts (sentence1, sentence2), not on one text (text)"),
+        ("in.csv", "was trained on 2 texts a row (sentence1, sentence2), not on 1 (text)"),
     ],
 )
 def test_texts_that_the_model_cannot_read_are_refused(pairs: Path, tmp_path: Path, texts: Any, problem: str) -> None:

@@ -222,11 +222,10 @@ def messages(*, quiet: bool) -> Iterator[PlainConsole]:
     import datasets
     import transformers
 
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            message = record.getMessage()
-            is_warning = record.levelno >= logging.WARNING
-            console.print(Text.assemble(("Warning: ", "yellow"), one_line(message)) if is_warning else message)
+    def emit(record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        is_warning = record.levelno >= logging.WARNING
+        console.print(Text.assemble(("Warning: ", "yellow"), one_line(message)) if is_warning else message)
 
     def warn_once(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in console.warned:  # a command may read the same file more than once
@@ -234,7 +233,8 @@ def messages(*, quiet: bool) -> Iterator[PlainConsole]:
             root.warning("%s", message)
 
     console = PlainConsole(stderr=True, soft_wrap=True, quiet=not is_main_process())
-    root, handler = logging.getLogger("attendrop"), Shown()
+    root, handler = logging.getLogger("attendrop"), logging.Handler()
+    handler.emit = emit  # type: ignore[method-assign]
     level, show = root.level, warnings.showwarning
     root.addHandler(handler)
     root.setLevel(logging.WARNING if quiet else logging.INFO)

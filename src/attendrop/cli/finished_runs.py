@@ -88,11 +88,10 @@ def evaluate(
     source = Source(**{**data, "file": ui.one_file(path, _EVALUATED, data.get("file"))})
     check_source(run, source, labelled=True)
 
-    from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import evaluate as evaluate_run
 
-    with ui.messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
-        found = evaluate_run(run, source, progress, report=report)
+    with ui.messages(quiet=quiet):
+        found = evaluate_run(run, source, report=report)
     lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
     lines |= {name.replace("_", " "): score_text(value) for name, value in found["all_scores"].items()}
     if unknown := found["unknown_labels"]:
@@ -179,13 +178,12 @@ def predict(
         raise AttendropError("--json and --output - both write on stdout; choose one.")
     check_source(run, source, labelled=False)
 
-    from attendrop.cli.progress import row_progress
     from attendrop.runs.inference import predict as predict_rows
 
-    with ui.messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+    with ui.messages(quiet=quiet):
         found = predict_rows(
             run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
-            escape_formulas=escape_formulas, on_progress=progress,
+            escape_formulas=escape_formulas,
         )  # fmt: skip
     empty = f", and an empty one for {counted(found['skipped'], 'skipped row')}," if found["skipped"] else ""
     shown = f"Wrote {counted(found['rows'], 'prediction')}{empty} to {output}."

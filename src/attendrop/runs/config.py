@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
-import inspect
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import MISSING, InitVar, asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 import yaml
 
@@ -53,6 +52,7 @@ DEFAULT_TEST_FRACTION = 0.25
 OF_FILES = ("eval_file", "text_columns", "with_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*DATA, "data_dir", "model")
+_KINDS = table.LABEL_TYPES
 # Pairs of options of which one can be given, and why.
 _CONFLICTS = (
     ("test_fraction", "eval_file", "are both evaluation data"),
@@ -60,7 +60,6 @@ _CONFLICTS = (
     ("bf16", "fp16", "exclude each other"),
     ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
 )
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Declaration of options -----------------------------------------------------------------------------------------------
 
@@ -80,8 +79,8 @@ def option(default: Any, group: str = "", help: str = "", allowed: Range | None 
     shown = ""
     if isinstance(default, int | float | str) and not isinstance(default, bool):
         shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": (), "example": ""}
-    metadata |= {"listed": False, **more}
+    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown}
+    metadata |= {"flags": (), "example": "", "listed": False, **more}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -133,12 +132,12 @@ _OF_TYPE: dict[Any, Range] = {
 @cache
 def declared(kind: Any) -> dict[str, Mapping[str, Any]]:
     """Return what :func:`option` declares of each option of a class, by name; ``range`` also if its type says it."""
-    found = {}
+    found = dict[str, Mapping[str, Any]]()
     for field in dataclasses.fields(kind):
         if "group" in field.metadata:
             (of_type,) = option_types(kind)[field.name] - {NoneType}
-            found[field.name] = {**field.metadata}
-            found[field.name]["range"] = field.metadata["range"] or _OF_TYPE.get(get_origin(of_type) or of_type)
+            allowed = field.metadata["range"] or _OF_TYPE.get(get_origin(of_type) or of_type)
+            found[field.name] = {**field.metadata, "range": allowed}
     return found
 
 
@@ -158,23 +157,6 @@ def check_fields(options: Any) -> None:
     kind: Any = type(options)
     for name in declared(kind):
         object.__setattr__(options, name, checked(kind, name, getattr(options, name)))
-
-
-def takes_options(*kinds: Any) -> Callable[[Function], Function]:
-    """Return a decorator that lists the options of classes in a signature, for ``help`` and notebooks.
-
-    They replace the function's ``**options``; its own parameters take precedence.
-    """
-
-    def decorate(function: Function) -> Function:
-        signature, listed = inspect.signature(function), dict[str, inspect.Parameter]()
-        for kind in kinds:
-            listed |= {name: inspect.signature(kind).parameters[name] for name in declared(kind)}
-        listed |= {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
-        function.__signature__ = signature.replace(parameters=[*listed.values()])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
 
 
 @dataclass(frozen=True)
@@ -254,9 +236,7 @@ class RunConfig:
     """For classes, labels and numbers. Splits are the same with and without them; a comparison also runs plain
     fine-tuning without them, and says whether they help."""
     label_type: str = option(
-        "auto",
-        "columns",
-        f"Kind of task, by its labels: {', '.join(table.LABEL_TYPES[:-1])} or {table.LABEL_TYPES[-1]}.",
+        "auto", "columns", f"Kind of task, by its labels: {', '.join(_KINDS[:-1])} or {_KINDS[-1]}."
     )
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
@@ -424,7 +404,7 @@ class RunConfig:
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         check_fields(self)
-        if self.task in table.LABEL_TYPES:  # it is a kind of rows
+        if self.task in _KINDS:  # it is a kind of rows
             if self.train_file is None:
                 raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
             if self.label_type not in ("auto", self.task):
@@ -471,7 +451,7 @@ class RunConfig:
         refused = {
             "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
             "lists.": not has_task and not has_file,
-            f"With a train-file, task is the kind of its rows, one of {', '.join(table.LABEL_TYPES[1:])}, and not "
+            f"With a train-file, task is the kind of its rows, one of {', '.join(_KINDS[1:])}, and not "
             f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
             "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
             "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
@@ -536,11 +516,6 @@ class RunConfig:
     def rewarded_on(self) -> str | None:
         """Rows on which models are scored during training."""
         return self.regularizer.rewarded_on()
-
-    @property
-    def label_names_file(self) -> str | None:
-        """The file of ``label_names``; None if it is no file."""
-        return self.label_names if self.label_names != AUTO else None
 
     def filled(self, **options: Any) -> RunConfig:
         """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""

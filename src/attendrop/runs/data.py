@@ -129,7 +129,8 @@ def load_data(config: RunConfig) -> TaskData:
 def data_files(config: RunConfig) -> list[Path]:
     """List the files of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
-        named = (config.train_file, config.eval_file, config.label_map, config.label_names_file, config.unlabelled)
+        names = None if config.label_names == class_names.AUTO else config.label_names
+        named = (config.train_file, config.eval_file, config.label_map, names, config.unlabelled)
         return [file for name in named if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
@@ -200,7 +201,7 @@ def _names(
     config: RunConfig, task: Task, rows: int, held_out: Sequence[Dataset]
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
-    task_type, file = task.type, config.label_names_file
+    task_type, file = task.type, None if config.label_names == class_names.AUTO else config.label_names
     reason = class_names.why_no_names(config.task, task_type.label_type, len(task.text_columns))
     class_names.check_label_names(config.label_names, reason)
     if reason or config.label_names is None or (file is None and class_names.why_no_rows(task_type.label_names, rows)):
@@ -224,11 +225,6 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
     report = {name: encoded(rows) for name, rows in parts.report.items()}
     train = encoded(parts.train)
     return replace(parts, train=train, selection=selection, report=report, reward=reward, unlabelled=unlabelled)
-
-
-def sampled_rows(parts: Parts) -> dict[str, list[int]]:
-    """Return the indices of the train split's rows used for training, selection and rewards."""
-    return {name: rows["index"][:] for name, rows in parts.real.named.items() if name not in parts.report}
 
 
 def fingerprint(parts: Parts) -> str:
@@ -341,20 +337,6 @@ def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return lines + ([["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else [])
 
 
-def label_warnings(train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
-    """Yield warnings about named labels, given the :meth:`TaskType.describe_labels` of training and of scored rows."""
-    for kind in {"classes", "labels", "tags"} & train.keys():
-        missing = [name for name, count in train[kind].items() if count == 0]
-        found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
-        if scored:  # a class of a single row is never held out
-            single = [name for name, count in train[kind].items() if count == 1]
-            unscored = [name for name in single if not any(part[kind][name] for part in scored)]
-            found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
-        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
-        if kind == "classes" and (joined := joined_labels(train[kind])):
-            yield f"The class {joined}."
-
-
 def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str]:
     """Yield warnings about the data, one sentence each."""
     parts = report["parts"]
@@ -365,7 +347,17 @@ def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str
         pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
         more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
         yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
-    yield from label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
+    train, scored = parts["train"], [part for name, part in parts.items() if name not in _UNSCORED]
+    for kind in {"classes", "labels", "tags"} & train.keys():
+        missing = [name for name, count in train[kind].items() if count == 0]
+        found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
+        if scored:  # a class of a single row is never held out
+            single = [name for name, count in train[kind].items() if count == 1]
+            unscored = [name for name in single if not any(part[kind][name] for part in scored)]
+            found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
+        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
+        if kind == "classes" and (joined := joined_labels(train[kind])):
+            yield f"The class {joined}."
     for name, part in parts.items():
         if unknown := part.get("unknown_labels"):
             lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"

@@ -74,9 +74,7 @@ def export_run(
     if target.suffix in {Path(name).suffix for name in FORMATS.values()} - {suffix}:
         raise AttendropError(f"'{output}' is the name of another format; name it {suffix}, or a folder.")
     target = target / FORMATS[format] if target.is_dir() or target.suffix != suffix else target
-    above = target.parent if target.parent.is_dir() else target.parent.absolute().parent
-    if not above.is_dir() or target.is_dir() or target.parent.is_file():
-        raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
+    above = next(place for place in target.absolute().parents if place.is_dir())
     check_output(target, run_folder.input_files(Path(run_dir)), overwrite=overwrite)
     run = load_run(run_dir)
     if run_folder.is_baseline(run_dir):
@@ -112,7 +110,7 @@ def export_run(
                     f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
                     "replaces it."
                 )
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         for path in Path(name).iterdir():
             path.replace(target.parent / path.name)
     return found | {"bytes": target.stat().st_size}

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, cached, digest_of_model
+from attendrop.runs.inference import over_rows
 from attendrop.runs.model_loading import Loaded
-from attendrop.runs.prediction_passes import over_rows
 from attendrop.support.models import compute_device
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.tokenization import document_means, of_documents
@@ -104,10 +104,8 @@ def _new_linear_layer(model: PreTrainedModel, new: Collection[str], *, strict: b
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
     }
-    if not linear:
-        raise _NoProbe("the model has no new linear layer with an output for each class")
-    if len(linear) > 1:
-        raise _NoProbe(f"the model has several new linear layers: {', '.join(linear)}")
+    if len(linear) != 1:
+        raise _NoProbe(f"the model has {len(linear)} new linear layers with an output for each class, and not one")
     name, layer = next(iter(linear.items()))
     others = sorted(key for key in new if not key.startswith(f"{name}."))
     if strict and others:

@@ -60,7 +60,6 @@ _CLASSIFIERS = (
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ImportError, ArithmeticError)
 # Memory, in bytes, from which on it is announced.
 _MUCH = 2**30
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Loaded(NamedTuple):
@@ -98,13 +97,10 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         return Loaded(model, tokenizer)
     place = resolve_model(name)
     if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
-        files = sorted(file.name for file in Path(place).iterdir() if file.suffix in _PICKLED)
-        if pickled := next((file for file in files if "training_args" not in file), None):
-            raise AttendropError(
-                f"The folder '{place}' holds pickled weights only ({pickled}), and unpickling can run any code. Load "
-                "the model where you trust it and save it with save_pretrained, which writes safetensors."
-            )
-        raise AttendropError(f"The folder '{place}' holds no weights: it has no model.safetensors.")
+        raise AttendropError(
+            f"The folder '{place}' holds no safetensors weights, and pickled ones, which can run any code, are not "
+            "read: load the model where you trust it, and save it with save_pretrained."
+        )
     with _load_errors(name), pruned_model.without_report():
         config = read_config(place)
         task_type = task_type_of_model(config) if task is None else task.type
@@ -126,28 +122,12 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     freeze_unsaved(model)
     declare_output(model, task_type.output_kind)
     missing, resized = sorted(found["missing_keys"]), sorted(key[0] for key in found["mismatched_keys"])
-    _report_loading(name, model, missing, resized, trained_for, task_type, keeps_head=task is None)
-    fit_tokenizer(name, model, tokenizer)
-    task_type.prepare(model, tokenizer)
-    return Loaded(model, tokenizer, frozenset([*missing, *resized]))
-
-
-def _report_loading(
-    name: str,
-    model: PreTrainedModel,
-    missing: list[str],
-    resized: list[str],
-    trained_for: list[str],
-    task_type: TaskType,
-    *,
-    keeps_head: bool,
-) -> None:
-    """Warn of weights that are in no file, except those of a head of a task, and of one for other classes."""
+    # Weights that are in no file, except those of a head of a task, and a head for other classes.
     body = f"{model.base_model_prefix}."
     in_body, in_head = ([key for key in missing if key.startswith(body) is inside] for inside in (True, False))
     if any(key.startswith(body) for key in resized):
         raise AttendropError(f"The weights of {name!r} do not fit its configuration: {resized[0]} has another shape.")
-    if keeps_head and missing:
+    if task is None and missing:
         raise AttendropError(f"The model {name!r} has no trained head ({missing[0]} is missing): fine-tune it first.")
     random = "%d weights of %s are not in its files and start at random, such as %s."
     for keys in (in_body, in_head if task_type.generates else []):
@@ -163,6 +143,9 @@ def _report_loading(
             "to start with a new head, train the model that it came from.",
             name, names_of(trained_for), names_of(task_type.output_names),
         )  # fmt: skip
+    fit_tokenizer(name, model, tokenizer)
+    task_type.prepare(model, tokenizer)
+    return Loaded(model, tokenizer, frozenset([*missing, *resized]))
 
 
 def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:

@@ -34,8 +34,7 @@ from attendrop.runs.config import RUN_FILE
 from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
-from attendrop.runs.run_metrics import scored_run, set_scores
-from attendrop.runs.train import RunTrainer, run_loss, training_arguments
+from attendrop.runs.run_trainer import RunTrainer, run_loss, scored_run, set_scores, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode
@@ -169,7 +168,25 @@ def _pruned(
     )
     before = {name: run.outputs(name) for name in run.sets}
     if recover_epochs and light.layers:
-        light = _recover(run, light.layers, recover_epochs, callbacks)
+        told = "Fine-tuning for %s with layers %s pruned."
+        logger.info(told, counted(recover_epochs, "epoch"), ", ".join(map(str, light.layers)))
+        trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
+        encoded = encode(trained_on, run.task, run.tokenizer, run.config.max_length)
+        masked = mask_layers(run.model, light.layers)  # in the plain form meanwhile
+        with tempfile.TemporaryDirectory() as unused:
+            own = {"output_dir": unused, "num_train_epochs": recover_epochs, "save_strategy": "no", "report_to": "none"}
+            trainer = RunTrainer(
+                masked,
+                training_arguments(run.config, **own),
+                task_type=run.task.type,
+                train_dataset=encoded,
+                data_collator=run.task.type.collator(run.tokenizer),
+                processing_class=run.tokenizer,
+                compute_loss_func=run_loss(run.config, run.task, encoded["labels"][:]),
+                callbacks=list(callbacks),
+            )
+            trainer.train()
+        light = PrunedModel(masked.eval())
     after = {name: run.outputs(name, light.model) for name in run.sets}
     speed = None
     if light.layers:
@@ -214,30 +231,6 @@ def _batches(run: FinishedRun, rows: Dataset, size: int) -> list[dict[str, Any]]
     read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
     listed = rows.select_columns(read).to_list()
     return [to_device(collate(listed[i : i + size]), run.model.device) for i in range(0, len(listed), size)]
-
-
-def _recover(
-    run: FinishedRun, layers: tuple[int, ...], epochs: int, callbacks: Sequence[TrainerCallback]
-) -> PrunedModel:
-    """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
-    logger.info("Fine-tuning for %s with layers %s pruned.", counted(epochs, "epoch"), ", ".join(map(str, layers)))
-    trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
-    masked, rows = mask_layers(run.model, layers), encode(trained_on, run.task, run.tokenizer, run.config.max_length)
-    with tempfile.TemporaryDirectory() as unused:
-        trainer = RunTrainer(
-            masked,
-            training_arguments(
-                run.config, output_dir=unused, num_train_epochs=epochs, save_strategy="no", report_to="none"
-            ),
-            task_type=run.task.type,
-            train_dataset=rows,
-            data_collator=run.task.type.collator(run.tokenizer),
-            processing_class=run.tokenizer,
-            compute_loss_func=run_loss(run.config, run.task, rows["labels"][:]),
-            callbacks=list(callbacks),
-        )
-        trainer.train()
-        return PrunedModel(masked.eval())
 
 
 def change_of_score(run: FinishedRun, name: str, before: Array, after: Array) -> dict[str, Any]:

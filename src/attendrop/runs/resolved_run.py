@@ -30,16 +30,7 @@ LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
 LORA_FACTOR = 10
 # Fraction of rows to hold out if a selection split is requested, or there is no other set to score on.
 SELECTION_FRACTION = 0.1
-_DECIDED = (
-    "epochs",
-    "max_steps",
-    "batch_size",
-    "learning_rate",
-    "pooling",
-    "head_init",
-    "selection_fraction",
-    "refit",
-)
+_DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_init", "selection_fraction", "refit")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Training of one model on one task, from options to results, with one seed or several; the trainer of runs.
+"""Training of one model on one task, from options to results, with one seed or several.
 
 If rows are held out and are to be trained on in the end (``refit``), a run has two stages, which share data, options
 and folder: a training without these rows, which chooses the number of steps (and the temperature of ``calibrate``), and
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,31 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, Sampler
+from torch import nn
 from transformers import (
     EarlyStoppingCallback,
     EvalPrediction,
     PreTrainedModel,
-    ProgressCallback,
     TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
     set_seed,
 )
-from transformers.integrations.integration_utils import TensorBoardCallback
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ExportableState, PrinterCallback
-from transformers.trainer_utils import EvalLoopOutput
 
 from attendrop.attention.adapter import find_attention_layers
-from attendrop.attention.hooks import replaced_attribute
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
-from attendrop.runs import data, run_folder, run_metrics
+from attendrop.runs import data, run_folder, run_trainer
 from attendrop.runs.config import RUN_FILE, RunConfig, run_file
 from attendrop.runs.head_init import init_head
 from attendrop.runs.model_card import CARD, model_card
@@ -56,18 +44,15 @@ from attendrop.runs.model_loading import Loaded, add_adapter, load_for
 from attendrop.runs.resolved_run import ResolvedRun, decided, resolve_run
 from attendrop.runs.run_folder import is_main_process, number_of_processes, read_run
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
-from attendrop.support.models import compute_device, has_adapter, named_outputs, to_device, transformers_model
+from attendrop.support.models import compute_device, has_adapter, transformers_model
 from attendrop.tasks.acceptance import promise
-from attendrop.tasks.base import Task
 from attendrop.tasks.class_names import names_told, unlabelled_told
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.tokenization import columns_of
-from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import pools_mean
-from attendrop.training.checkpoints import last_checkpoint, reading
-from attendrop.training.trainer import RegularizedTrainer
+from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
 
 # Scores of the runs of several seeds, beside their folders.
@@ -164,7 +149,7 @@ def _train(
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit and selected is None:
         trainer = fit_here(run, loaded, encoded, begun=begun, checkpoints=place / run_folder.SELECTION)
-        selected, seconds_before = run_metrics.selection_report(run, trainer, encoded), trainer.meter.seconds_before
+        selected, seconds_before = run_trainer.selection_report(run, trainer, encoded), trainer.meter.seconds_before
         if trainer.is_world_process_zero():
             run_folder.note_in_run(place, selected=selected)
         trainer.accelerator.wait_for_everyone()
@@ -184,14 +169,14 @@ def _train(
     if config.calibrate:
         if selected is None:
             assert encoded.selection is not None
-            temperature = run_metrics.held_out_temperature(run, trainer, encoded.selection)
+            temperature = run_trainer.held_out_temperature(run, trainer, encoded.selection)
         else:
             temperature = float(selected["temperature"])
         divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
         logger.info("Logits are divided by %.2f, a temperature fitted on held-out rows.", temperature)
     # Score it, and write the results.
-    scores = run_metrics.score_model(run, trainer, encoded, selected)
-    metrics = run_metrics.run_metrics(run, final, trainer, encoded, scores, selected)
+    scores = run_trainer.score_model(run, trainer, encoded, selected)
+    metrics = run_trainer.run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
     if config.accept is not None:
         logger.info("%s", promise(metrics["accept"]))
@@ -202,10 +187,11 @@ def _train(
         with disk_errors(place):
             if keep_model:
                 _save_model(trainer, run, metrics, place)
-            if "dev" in scores and (predictions := scores["dev"].predictions) is not None:
+            if "dev" in scores and (predictions := scores["dev"]["predictions"]) is not None:
                 write_predictions(place / PREDICTIONS, predictions)
             if config.shots is not None or config.max_train_samples is not None:
-                write_json(place / run_folder.SAMPLED_ROWS, data.sampled_rows(run.parts))
+                drawn = {name: rows for name, rows in run.parts.real.named.items() if name not in run.parts.report}
+                write_json(place / run_folder.SAMPLED_ROWS, {name: rows["index"][:] for name, rows in drawn.items()})
             if run.data.skipped:
                 write_skipped(place / data.SKIPPED, run.data.skipped)
             run_folder.finish_run(place, Path(config.output_dir), metrics)
@@ -234,7 +220,7 @@ def fit(
     stop_after: int | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     checkpoint_seconds: float | None = None,
-) -> RunTrainer:
+) -> run_trainer.RunTrainer:
     """Train a model, or resume from its last checkpoint; return the trainer, which stores the head's start.
 
     After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
@@ -243,7 +229,7 @@ def fit(
     """
     config, task, tokenizer, checkpoints = run.config, run.task, loaded.tokenizer, checkpoints or place
     checkpoint = last_checkpoint(checkpoints) if begun else None
-    arguments = run_arguments(run, len(encoded.train), checkpoints, timed=checkpoint_seconds is not None)
+    arguments = run_trainer.run_arguments(run, len(encoded.train), checkpoints, timed=checkpoint_seconds is not None)
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
         head_init = begun.get("head_init")
@@ -263,7 +249,7 @@ def fit(
         run_folder.note_in_run(place, head_init=head_init)
 
     begins = note if checkpoint is None and is_main_process() else None
-    meter = RunCallback(config.save_steps, config.logging_steps, checkpoint_seconds, stop_after, begins)
+    meter = run_trainer.RunCallback(config.save_steps, config.logging_steps, checkpoint_seconds, stop_after, begins)
     own: list[TrainerCallback] = [meter]
     if config.patience is not None and encoded.selection is not None:
         own.append(EarlyStoppingCallback(config.patience))
@@ -274,7 +260,7 @@ def fit(
         return compute_scores(task, outputs, task.type.references(rows))
 
     selection = {} if encoded.selection is None else columns_of(encoded.selection)
-    trainer = RunTrainer(
+    trainer = run_trainer.RunTrainer(
         loaded.model,
         arguments,
         regularizer=run.method,
@@ -285,12 +271,12 @@ def fit(
         processing_class=tokenizer,
         compute_metrics=lambda found: scores(found, selection),
         compute_reward_metrics=lambda found: scores(found, {"labels": found.label_ids}),
-        compute_loss_func=run_loss(config, task, encoded.train["labels"][:]),
+        compute_loss_func=run_trainer.run_loss(config, task, encoded.train["labels"][:]),
         task_type=task.type,
         callbacks=[*own, *callbacks],
     )
     trainer.head_init = head_init
-    trainer.has_stopped = checkpoint is not None and has_stopped(config, checkpoint, stop_after)
+    trainer.has_stopped = checkpoint is not None and run_trainer.has_stopped(config, checkpoint, stop_after)
     if config.max_steps == 0:
         note()
     else:
@@ -335,7 +321,7 @@ def divide_logits(model: PreTrainedModel, temperature: float) -> None:
             parameter.div_(temperature)
 
 
-def _save_model(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
+def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -349,252 +335,6 @@ def _save_model(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], 
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock), encoding="utf-8")
-
-
-# The trainer of a run ------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class RunCallback(TrainerCallback, ExportableState):
-    """Callback of a run, one for all, since the trainer warns of two callbacks of a class.
-
-    Attributes:
-        save_steps, log_steps: Optimizer steps between checkpoints and logs, besides those at the end of an epoch.
-        save_seconds: Seconds between checkpoints.
-        stop_after: Number of steps after which training ends, of a longer schedule.
-        begun: Called after the first step, since methods and models refuse invalid settings before that.
-        seconds_so_far: Seconds of training, once it has ended, with those of earlier processes, from a checkpoint.
-        seconds_before: Seconds of training in earlier processes.
-    """
-
-    save_steps: int | None = None
-    log_steps: int | None = None
-    save_seconds: float | None = None
-    stop_after: int | None = None
-    begun: Callable[[], None] | None = None
-    seconds_so_far: float = 0.0
-    seconds_before: float = 0.0
-    start: float = field(default_factory=time.monotonic)  # of this training
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.start = self.last_save = time.monotonic()
-        self.seconds_before = self.seconds_so_far
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.begun is not None:
-            self.begun()
-            self.begun = None
-        for flag, steps in (("should_save", self.save_steps), ("should_log", self.log_steps)):
-            if steps and state.global_step % steps == 0 and not float(state.epoch or 0).is_integer():
-                setattr(control, flag, True)
-        if self.save_seconds is not None and time.monotonic() - self.last_save >= self.save_seconds:
-            control.should_save = True
-        if self.stop_after is not None and state.global_step >= self.stop_after:
-            control.should_training_stop = True
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.last_save = time.monotonic()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.seconds_so_far += time.monotonic() - self.start
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
-        return {"args": {}, "attributes": {"seconds_so_far": self.seconds_so_far + time.monotonic() - self.start}}
-
-
-def silence(trainer: RegularizedTrainer) -> None:
-    """Remove the printing callbacks of the trainer."""
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-
-
-class RunTrainer(RegularizedTrainer):
-    """Trainer whose evaluation starts with the longest rows.
-
-    Metrics, and callers of ``predict``, get predictions and labels in the order of the rows, so that these can be
-    compared with columns of the rows that the trainer does not see.
-
-    Attributes:
-        head_init: How the head started, see :func:`attendrop.runs.head_init.init_head`; None: at random.
-    """
-
-    head_init: dict[str, Any] | None = None
-
-    def __init__(self, *args: Any, task_type: TaskType, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.task_type = task_type
-        # The collator may give targets other names than columns have.
-        self.kept_columns = ("labels",)
-        silence(self)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback):  # a fixed folder, which belongs to the run
-                callback.logging_dir = str(Path(str(self.args.output_dir)) / run_folder.TENSORBOARD)
-        if task_type.generates:
-            self.compute_reward_metrics = None
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """As in ``transformers.Trainer``, without a warm-up of less than a step: its learning rate would be 0."""
-        warmup = self.args.warmup_steps
-        with replaced_attribute(self.args, "warmup_steps", warmup if num_training_steps * warmup >= 1 else 0.0):
-            return super().create_scheduler(num_training_steps, optimizer)
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any, Any]:
-        """As in ``transformers.Trainer``, with the raw outputs of the head instead of the logits."""
-        loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
-        if logits is not None:
-            batch, unwrapped = to_device(inputs, self.args.device), self.accelerator.unwrap_model(model)
-            outputs = named_outputs(logits if isinstance(logits, tuple) else (logits,), batch)
-            with torch.no_grad():
-                logits = self.task_type.raw_outputs(unwrapped, batch, outputs)
-        return loss, logits, labels
-
-    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in ``transformers.Trainer``, but for the order of the outputs."""
-        places = np.argsort(self._longest_first(dataloader.dataset), kind="stable")
-        compute = self.compute_metrics
-
-        def compute_in_order(found: EvalPrediction) -> dict[str, float]:
-            assert compute is not None
-            return compute(EvalPrediction(_ordered(found.predictions, places), _ordered(found.label_ids, places)))
-
-        with replaced_attribute(self, "compute_metrics", None if compute is None else compute_in_order):
-            output = super().evaluation_loop(dataloader, *args, **kwargs)
-        return output._replace(
-            predictions=_ordered(output.predictions, places), label_ids=_ordered(output.label_ids, places)
-        )
-
-    def eval_sampler(self, rows: Any) -> Sampler[int]:
-        """Begin with the longest rows."""
-        order: Any = self._longest_first(rows).tolist()  # any sized iterable of indices will do
-        return order  # type: ignore[no-any-return]
-
-    def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.argsort(-np.asarray(self.task_type.lengths(columns_of(rows))), kind="stable")
-
-    @property
-    def meter(self) -> RunCallback:
-        """The callback of the run, which measures its time."""
-        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, RunCallback))
-
-
-def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
-    """Reorder an array of rows, or each array of a tuple; None stays None."""
-    if isinstance(values, tuple | list):
-        return tuple(_ordered(each, places) for each in values)
-    return None if values is None else values[places]
-
-
-# Arguments ------------------------------------------------------------------------------------------------------------
-
-
-def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = False) -> TrainingArguments:
-    """Make the arguments of a run; raises AttendropError if its options conflict on this machine.
-
-    There is a checkpoint of each epoch, or in a ``timed`` run only of those that were the best so far.
-    """
-    config, selecting = run.config, run.parts.selection is not None
-    saved = "epoch" if not timed else "best" if run.chooses_epoch else "no"
-    return training_arguments(
-        config,
-        output_dir=str(place.absolute()),  # in which a folder '~', as of --output-dir=./~/run, is not replaced
-        num_train_epochs=num_epochs(config, rows),
-        max_steps=config.max_steps or -1,
-        per_device_eval_batch_size=config.eval_batch_size,
-        eval_strategy="epoch" if selecting else "no",
-        save_strategy=saved,
-        save_total_limit=2,
-        load_best_model_at_end=run.chooses_epoch,
-        metric_for_best_model=f"eval_{run.task.metric}",  # methods may score models by it, too
-        greater_is_better=True,
-        report_to=config.report_to,
-        run_name=Path(config.output_dir).name,
-    )
-
-
-def training_arguments(config: RunConfig, **own: Any) -> TrainingArguments:
-    """Make training arguments from a run's resolved options and its ``own``; also to fine-tune a pruned model."""
-    assert config.batch_size is not None and config.learning_rate is not None
-    try:
-        arguments = TrainingArguments(
-            per_device_train_batch_size=config.batch_size,
-            gradient_accumulation_steps=config.gradient_accumulation,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            lr_scheduler_type=config.schedule,
-            warmup_steps=config.warmup,
-            train_sampling_strategy="group_by_length",
-            logging_strategy="epoch",
-            seed=config.seed,
-            data_seed=config.seed,
-            # Without this argument, the trainer does not start DDP on CPUs.
-            use_cpu=compute_device(config.device).type == "cpu",
-            bf16=config.bf16,
-            fp16=config.fp16,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            disable_tqdm=True,
-            **own,
-        )
-    except ValueError as error:  # such as half precision on a device without it
-        raise AttendropError(
-            f"These options cannot be combined on this machine: {str(error).splitlines()[0]}"
-        ) from error
-    if arguments.n_gpu > 1:  # otherwise the trainer would divide batches among all that this process sees
-        arguments._n_gpu = 1
-    return arguments
-
-
-def num_epochs(config: RunConfig, rows: int) -> int:
-    """Count the epochs of a run, including a partial last one."""
-    if config.max_steps is None:
-        assert config.epochs is not None
-        return config.epochs
-    assert config.batch_size is not None
-    batches = math.ceil(rows / (config.batch_size * number_of_processes()))
-    return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
-
-
-def has_stopped(config: RunConfig, checkpoint: Path, stop_after: int | None) -> bool:
-    """Return whether a run had stopped early at a checkpoint, so that it takes no more steps if it is resumed."""
-    with reading(checkpoint, TRAINER_STATE_NAME):
-        state: Any = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
-    waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
-    stopped = config.patience is not None and waited >= config.patience
-    return stopped or (stop_after is not None and state.global_step >= stop_after)
-
-
-# Loss -----------------------------------------------------------------------------------------------------------------
-
-
-def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:
-    """Make a ``compute_loss_func`` for the trainer: cross-entropy, each row weighted by its class.
-
-    A class of ``count`` rows among the ``labels`` of ``n`` training rows has weight ``n / (num_classes * count)``,
-    scikit-learn's "balanced", so that every class has the same total weight and the mean weight is 1; one without rows
-    has weight 0. The sum over a batch is divided by the number of rows of the whole step, so that the gradient does not
-    depend on how a step is split into micro-batches.
-    """
-    counts = torch.bincount(torch.tensor(labels), minlength=num_classes)
-    weights = torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
-
-    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        total = functional.cross_entropy(logits, labels, weight=weights.to(logits), reduction="sum")
-        return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
-
-    return loss
-
-
-def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
-    """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
-    if config.class_weights is None:
-        return None
-    if not task.type.num_classes:
-        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.type.labels_are}.")
-    return balanced_loss(labels, task.type.num_classes)
 
 
 # What a run logs before and after training ----------------------------------------------------------------------------
@@ -630,7 +370,7 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     logger.info("Training: %s of batches of %d, %s%s%s.", length, config.batch_size, rate, reads, adapter)
     if decision := decided_by_data(run.method.name, run.given.options, run.method.options()):
         logger.info("The data have many classes with few rows each, so the method is %s.", decision)
-    total = num_epochs(config, rows)
+    total = run_trainer.num_epochs(config, rows)
     for part in run.method.parts:
         epochs = part.regularized_epochs(total)
         if epochs is None:
@@ -645,12 +385,12 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
-def announce_scores(scores: Mapping[str, run_metrics.SetScores], fit: Mapping[str, Any]) -> None:
+def announce_scores(scores: Mapping[str, Mapping[str, Any]], fit: Mapping[str, Any]) -> None:
     """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
     for name, found in scores.items():
-        if len(found.predicted) == 1 and sum(found.predicted.values()) >= found.rows > 1:
-            answer = next(iter(found.predicted))
-            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
+        if len(found["predicted"]) == 1 and sum(found["predicted"].values()) >= found["rows"] > 1:
+            answer = next(iter(found["predicted"]))
+            logger.warning("The model predicts %r for all %d rows of %s.", answer, found["rows"], name)
     if not fit["fitted"]:
         told = "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate."
         logger.warning(told, fit["metric"], fit["score"])

@@ -22,7 +22,7 @@ from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
-from attendrop.runs.config import RunConfig, declared, partial_of, takes_options
+from attendrop.runs.config import RunConfig, declared, partial_of
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
@@ -135,7 +135,6 @@ class Outcome:
         write_reports(folder, self.answer.markdown() + choices, self.as_dict(), table)
 
 
-@takes_options(Comparison, RunConfig)
 def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
     """Find out which method to fine-tune data with: ``attendrop compare`` from Python.
 
@@ -442,7 +441,7 @@ def best_model(
 
     It is trained on all rows, but for those that the method, the protocol or ``accept`` needs held out. A linear model
     on the frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
-    baselines are models of :mod:`attendrop.runs.prediction_passes`.
+    baselines are models of :mod:`attendrop.runs.inference`.
     """
     found = {method_label(each.run): (each.spec, each.metrics) for each in results if each.metrics is not None}
     spec, metrics = found[answer.use or REFERENCE]
