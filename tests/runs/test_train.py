@@ -23,8 +23,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 from attendrop import cli, load
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, Source, preset, run_file
+from attendrop.runs.data import resolve_run
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run
 from attendrop.runs.run_trainer import balanced_loss, epoch_metrics, has_stopped, num_epochs, run_arguments
 from attendrop.runs.train import divide_logits, summarise, train

@@ -15,10 +15,10 @@ from helpers import tiny
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, Source, partial_of
+from attendrop.runs.data import resolve_run
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import BaselineModel, evaluate, predict
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer

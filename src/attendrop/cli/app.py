@@ -29,7 +29,7 @@ from attendrop.runs.run_folder import is_main_process
 from attendrop.wording import aligned
 
 # In the order of the help.
-_MODULES = ("inspect", "compare", "train", "finished_runs", "listings", "demo")
+_MODULES = ("inspect", "train", "finished_runs", "listings", "demo")
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
 # Groups of options of a run's data, on the command line.

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,10 +108,6 @@ def error_report(report: Mapping[str, Any]) -> str:
     """Format an :func:`attendrop.tasks.error_analysis.error_analysis`: worst classes first, then its parts."""
     from attendrop.tasks.error_analysis import remarks, worst_classes
 
-    def short(text: str) -> str:
-        line = " ".join(text.split())
-        return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
-
     worst, scores = worst_classes(report), ("precision", "recall", "f1")
     table = [("class", "rows", "predicted", "precision", "recall", "F1")] + [
         (each["class"], str(each["rows"]), str(each["predicted"]), *(f"{each[name]:.3f}" for name in scores))
@@ -130,10 +127,11 @@ def error_report(report: Mapping[str, Any]) -> str:
     parts += [found] if (found := remarks(report)) else []
     lines = ["most confident errors"]
     for error in report.get("errors", ())[:_ERRORS]:
-        lines.append(f"  row {error['row'] + 1}: {short(error['text'])}")
+        lines.append(f"  row {error['row'] + 1}: {shorten(error['text'], _WIDTH, placeholder='…')}")
         lines.append(f"    is {error['class']}, predicted {error['predicted']} ({error['probability']:.2f})")
         if near := error.get("nearest"):
-            lines.append(f"    nearest training row ({near['likeness']:.2f}), {near['class']}: {short(near['text'])}")
+            text = shorten(near["text"], _WIDTH, placeholder="…")
+            lines.append(f"    nearest training row ({near['likeness']:.2f}), {near['class']}: {text}")
     parts += [lines] if len(lines) > 1 else []
     return "\n\n".join("\n".join(part) for part in parts)
 

@@ -194,7 +194,7 @@ class LoraOptions:
 class RunConfig:
     """Options of a training run.
 
-    Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.resolved_run`.
+    Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.data`.
     The optimizer is AdamW, with warmup over a tenth of the steps and linear decay to zero. Published settings are in
     :func:`preset`. Numbers and switches may be given as text.
 
@@ -719,32 +719,13 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
-def folder_of_run(config: str) -> str | None:
-    """Return the output folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
-    folder = Path(config).parent
-    if folder.name.endswith(".partial"):
-        return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))
-    of_seeds = (*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*"))
-    of_one = any((place / "run.json").is_file() for place in (folder, partial_of(folder)))
-    return str(folder) if of_one or of_seeds else None
-
-
 PRESETS = ("paper",)
 # The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
 # stop sooner). Among the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle
 # and the first; the best epoch is chosen on the development set.
-_PAPER = {
-    "learning_rate": 2e-5,
-    "batch_size": 16,
-    "schedule": "constant",
-    "warmup": 0.0,
-    "weight_decay": 0.01,
-    "epochs": 50,
-    "patience": 5,
-    "protocol": "paper",
-    "pooling": "cls",
-    "head_init": "random",
-}
+_PAPER: dict[str, Any] = {"learning_rate": 2e-5, "batch_size": 16, "schedule": "constant", "warmup": 0.0}
+_PAPER |= {"weight_decay": 0.01, "epochs": 50, "patience": 5, "protocol": "paper", "pooling": "cls"}
+_PAPER |= {"head_init": "random"}
 _PAPER_BY_TASK: dict[str, dict[str, Any]] = {
     "cola": {"max_length": 47},
     "rte": {"max_length": 128},

@@ -37,9 +37,8 @@ from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
 from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
-from attendrop.runs.data import divide, fingerprint, load_data
+from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device

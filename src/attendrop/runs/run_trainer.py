@@ -40,8 +40,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts
-from attendrop.runs.resolved_run import ResolvedRun, decided
+from attendrop.runs.data import Parts, ResolvedRun, decided
 from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
 from attendrop.support.files import finite
 from attendrop.support.models import compute_device, named_outputs, to_device
@@ -122,9 +121,11 @@ class RunTrainer(RegularizedTrainer):
 
     Attributes:
         head_init: How the head started, see :func:`attendrop.runs.head_init.init_head`; None: at random.
+        meter: The callback of the run, which measures its time.
     """
 
     head_init: dict[str, Any] | None = None
+    meter: RunCallback
 
     def __init__(self, *args: Any, task_type: TaskType, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -158,7 +159,7 @@ class RunTrainer(RegularizedTrainer):
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As in ``transformers.Trainer``, but for the order of the outputs."""
-        places = np.argsort(self._longest_first(dataloader.dataset), kind="stable")
+        places = np.argsort(list(self.eval_sampler(dataloader.dataset)), kind="stable")
         compute = self.compute_metrics
 
         def compute_in_order(found: EvalPrediction) -> dict[str, float]:
@@ -173,16 +174,8 @@ class RunTrainer(RegularizedTrainer):
 
     def eval_sampler(self, rows: Any) -> Sampler[int]:
         """Begin with the longest rows."""
-        order: Any = self._longest_first(rows).tolist()  # any sized iterable of indices will do
-        return order  # type: ignore[no-any-return]
-
-    def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.argsort(-np.asarray(self.task_type.lengths(columns_of(rows))), kind="stable")
-
-    @property
-    def meter(self) -> RunCallback:
-        """The callback of the run, which measures its time."""
-        return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, RunCallback))
+        order: Any = np.argsort(-np.asarray(self.task_type.lengths(columns_of(rows))), kind="stable").tolist()
+        return order  # type: ignore[no-any-return] # any sized iterable of indices will do
 
 
 def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:

@@ -38,10 +38,10 @@ from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs import data, run_folder, run_trainer
 from attendrop.runs.config import RUN_FILE, RunConfig, run_file
+from attendrop.runs.data import ResolvedRun, decided, resolve_run
 from attendrop.runs.head_init import init_head
 from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded, add_adapter, load_for
-from attendrop.runs.resolved_run import ResolvedRun, decided, resolve_run
 from attendrop.runs.run_folder import is_main_process, number_of_processes, read_run
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
@@ -190,8 +190,7 @@ def _train(
             if "dev" in scores and (predictions := scores["dev"]["predictions"]) is not None:
                 write_predictions(place / PREDICTIONS, predictions)
             if config.shots is not None or config.max_train_samples is not None:
-                drawn = {name: rows for name, rows in run.parts.real.named.items() if name not in run.parts.report}
-                write_json(place / run_folder.SAMPLED_ROWS, {name: rows["index"][:] for name, rows in drawn.items()})
+                write_json(place / run_folder.SAMPLED_ROWS, data.sampled_rows(run.parts))
             if run.data.skipped:
                 write_skipped(place / data.SKIPPED, run.data.skipped)
             run_folder.finish_run(place, Path(config.output_dir), metrics)
@@ -275,7 +274,7 @@ def fit(
         task_type=task.type,
         callbacks=[*own, *callbacks],
     )
-    trainer.head_init = head_init
+    trainer.head_init, trainer.meter = head_init, meter
     trainer.has_stopped = checkpoint is not None and run_trainer.has_stopped(config, checkpoint, stop_after)
     if config.max_steps == 0:
         note()

@@ -20,11 +20,10 @@ from attendrop.attention.hooks import forked_rng
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import cached, digest_of_model, fingerprint
+from attendrop.runs.data import ResolvedRun, cached, digest_of_model, fingerprint, resolve_run, steps
 from attendrop.runs.inference import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
 from attendrop.runs.run_folder import (
     begin_run,
     check_unchanged,

@@ -23,10 +23,9 @@ from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
 from attendrop.runs.config import RunConfig, declared, partial_of
-from attendrop.runs.data import fingerprint
+from attendrop.runs.data import fingerprint, resolve_run
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
