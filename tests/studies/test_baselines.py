@@ -151,7 +151,7 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
         lambda: export_run(place, str(tmp_path / "exported")),
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
     ):
-        with pytest.raises(AttendropError, match=r"is a baseline without attention, "):
+        with pytest.raises(AttendropError, match=r"is a baseline without attention"):
             refused()
 
 

@@ -259,8 +259,7 @@ def _read_run(
         if isinstance(given, dict) and given.keys() == {"method", "options"}:
             if given["method"] != method:
                 raise AttendropError(
-                    f"The options file '{options_file}' is for method {given['method']!r}; add --method "
-                    f"{given['method']}, or name another file."
+                    f"The file '{options_file}' is for method {given['method']!r}; add --method {given['method']}."
                 )
             given = given["options"]
         if not isinstance(given, dict):

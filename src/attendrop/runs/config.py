@@ -436,9 +436,7 @@ class RunConfig:
         if self.rewarded_on == "eval" and self.train_file and not (self.eval_file or self.test_fraction):
             raise AttendropError("reward_data='eval' scores models on the eval-file during training; give one.")
         if self.rewarded_on == "eval" and self.accept is not None:
-            raise AttendropError(
-                "accept needs evaluation rows, which reward_data='eval' uses in training; omit one of the two."
-            )
+            raise AttendropError("reward_data='eval' uses the evaluation rows, which accept needs; omit one.")
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():

@@ -287,8 +287,7 @@ def data_report(
         }
         if described[name]["unknown"] == len(rows):
             raise AttendropError(
-                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
-                "language, or one with its own tokenizer."
+                f"None of the {len(rows)} rows of {name} has a token that the model knows; use one of their language."
             )
         if task_type.unknown_names:
             described[name]["unknown_labels"] = task_type.unknown_counts(rows["label"][:])
@@ -506,9 +505,7 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     if config.calibrate and not task_type.num_classes:
         raise AttendropError(f"calibrate is for classes; the labels are {task_type.labels_are}: omit it.")
     if config.accept is not None and not task_type.num_classes:
-        raise AttendropError(
-            f"accept is for classification of one class; the labels are {task_type.labels_are}: omit it."
-        )
+        raise AttendropError(f"accept is for one class a row; the labels are {task_type.labels_are}: omit it.")
     if config.accept is not None and "dev" not in data.splits and not config.test_fraction:
         raise AttendropError("accept needs evaluation rows, and this task has none; give your own file.")
     # The rows.

@@ -48,15 +48,11 @@ def export_run(
 ) -> dict[str, Any]:
     """Export the model of a finished run to a file, with its tokenizer and ``config.json``.
 
-    Args:
-        run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
-        output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
-            folder only this file is written, since the others are there.
-        format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
-        quantize: ``"int8"``, for ONNX. The loss in score is measured on the reported rows of the run, otherwise on its
-            selection split; None if there are no data.
-        overwrite: Replace existing files.
-        data_dir: Folder of the run's task, if it was moved.
+    The folder may also be of a pruned model, or any that transformers saved. ``output`` is the file; without an
+    extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own folder only this file is written,
+    since the others are there. ``format`` is "onnx", which is checked against the model
+    (:func:`attendrop.export_onnx`), or "torch". With ``quantize``, "int8", for ONNX, the loss in score is measured on
+    the reported rows of the run, otherwise on its selection split; ``data_dir`` is where its task was moved to.
 
     Returns:
         ``model, format, output, bytes``; for ONNX ``difference`` (of a logit from the model's on example inputs), and
@@ -106,10 +102,7 @@ def export_run(
         for path in Path(name).iterdir() if not overwrite else ():
             there = target.parent / path.name
             if path.name != target.name and there.exists() and there.read_bytes() != path.read_bytes():
-                raise AttendropError(
-                    f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
-                    "replaces it."
-                )
+                raise AttendropError(f"'{there}' belongs to another model; name a file in a folder of its own.")
         target.parent.mkdir(parents=True, exist_ok=True)
         for path in Path(name).iterdir():
             path.replace(target.parent / path.name)

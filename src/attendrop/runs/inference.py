@@ -522,16 +522,10 @@ def predict(
 ) -> dict[str, Any]:
     """Write a prediction for every row, by default of the task's test split; an empty one for a skipped row.
 
-    Args:
-        run_dir: The folder of a finished run.
-        source: The data to predict.
-        output: A .tsv, .csv, .jsonl or .conll file; for GLUE tasks it gets the columns of a submission. ``"-"``:
-            standard output. If the run was asked which answers to ``accept``, tables have ``confidence`` and
-            ``accepted``.
-        format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
-        probabilities: Write the probabilities of all classes.
-        keep_columns: Also write the columns of the input file.
-        escape_formulas: Write an apostrophe before cells that spreadsheets would compute.
+    ``output`` is a .tsv, .csv, .jsonl or .conll file, unless ``format`` says another; ``"-"`` is standard output. For
+    GLUE tasks it gets the columns of a submission. If the run was asked which answers to ``accept``, tables have
+    ``confidence`` and ``accepted``. ``probabilities`` writes those of all classes, ``keep_columns`` also the columns of
+    the input file, ``escape_formulas`` an apostrophe before cells that spreadsheets would compute.
 
     Returns:
         ``model, task, source, split, rows, skipped, output``.
@@ -608,9 +602,7 @@ class _Rows:
 
         for chunk in self.chunks:
             if labelled and "label" not in chunk.columns:
-                raise AttendropError(
-                    f"The split '{self.split}' of {self.task.name} has no labels to score; use predict."
-                )
+                raise AttendropError(f"The split '{self.split}' of {self.task.name} has no labels; use predict.")
             self.task = replace(self.task, unknown_names=chunk.unknown_names)
             columns = {**chunk.columns}
             if not labelled:
@@ -689,10 +681,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         if part is None and not run.config.refit:
             split, part = "selection", run.parts.selection
         if part is None:
-            raise AttendropError(
-                f"The run in '{model.folder}' was trained on all rows of its file; give others with --eval-file, or "
-                "--task."
-            )
+            raise AttendropError("The run was trained on all rows of its file; give others: --eval-file, --task.")
         if split == "selection" and run.chooses_epoch:
             logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
         own = replace(run.task, options=model.task_type.options())

@@ -98,8 +98,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     place = resolve_model(name)
     if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
         raise AttendropError(
-            f"The folder '{place}' holds no safetensors weights, and pickled ones, which can run any code, are not "
-            "read: load the model where you trust it, and save it with save_pretrained."
+            f"'{place}' holds no safetensors weights; pickled ones, which can run any code, save by save_pretrained."
         )
     with _load_errors(name), pruned_model.without_report():
         config = read_config(place)
@@ -138,11 +137,8 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
     as_many = not in_head and len(trained_for) == len(task_type.output_names) > 1
     if named and as_many and list(map(plain, trained_for)) != list(map(plain, task_type.output_names)):
-        logger.warning(
-            "The head of %s was trained for other classes and is kept: its outputs for %s start as those for %s; "
-            "to start with a new head, train the model that it came from.",
-            name, names_of(trained_for), names_of(task_type.output_names),
-        )  # fmt: skip
+        told = "The head of %s is kept, which is for other classes: its outputs for %s start as those for %s."
+        logger.warning(told, name, names_of(trained_for), names_of(task_type.output_names))
     fit_tokenizer(name, model, tokenizer)
     task_type.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*missing, *resized]))
@@ -168,24 +164,15 @@ def refuse_untrainable(name: str) -> None:
     """Raise AttendropError for the model of a baseline, a pruned model, or an adapter instead of a model."""
     _check_folder(name)
     if pruned_model.is_adapter(name):
-        raise AttendropError(
-            f"The model {name!r} is an adapter of PEFT; save attendrop.load({name!r}), which merges it into its model, "
-            "and train that."
-        )
+        raise AttendropError(f"{name!r} is an adapter of PEFT; save attendrop.load({name!r}), and train that.")
     if pruned_model.is_pruned(name):
-        raise AttendropError(
-            f"The model {name!r} is pruned and does not train; train the model that it came from, or save "
-            f"attendrop.load({name!r}).to_stock(), if it has one, and train that."
-        )
+        raise AttendropError(f"{name!r} is pruned and does not train; train the model that it came from.")
 
 
 def _check_folder(name: str) -> None:
     check_whole(Path(name).expanduser())
     if is_baseline(name):
-        raise AttendropError(
-            f"The model in '{name}' is a baseline without attention, not a transformer; `attendrop predict` "
-            "and `attendrop evaluate` read it."
-        )
+        raise AttendropError(f"'{name}' is a baseline without attention, which only predict and evaluate read.")
 
 
 def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
@@ -227,8 +214,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
     tied = (key for key in model.all_tied_weights_keys for each in modules if key.startswith(f"{each}."))
     if task_type.generates and any(tied):
         raise AttendropError(
-            f"The model has no trained head for {task_type.predicts}, and a new one, which shares weights with the "
-            "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
+            f"The model has no head for {task_type.predicts}, and a new one is not saved with an adapter; omit lora."
         )
     children = [] if task_type.generates or model.base_model is model else list(model.named_children())
     heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
@@ -245,8 +231,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
             return peft.get_peft_model(model, config)
     except ValueError as error:
         raise AttendropError(
-            f"{type(model).__name__} takes no adapter with targets={targets!r} ({str(error).splitlines()[0]}) Name "
-            "layers of it, or 'all-linear': --lora targets=all-linear."
+            f"{type(model).__name__} takes no adapter with targets={targets!r} ({first_line(error)}); name its layers."
         ) from None
 
 
@@ -260,19 +245,14 @@ def _load_errors(name: str) -> Iterator[None]:
     except Exception as error:  # the hub, transformers, tokenizers and safetensors share no base class
         text = str(error)
         if "trust_remote_code" in text:
-            raise AttendropError(
-                f"The model {name!r} needs code from its own repository, which attendrop does not run."
-            ) from error
+            raise AttendropError(f"{name!r} needs code from its own repository, which is not run.") from error
         if "safetensors" in text and "torch.load" not in text and "no file named" in text:
-            raise AttendropError(
-                f"The model {name!r} offers no safetensors weights; pickled ones are refused."
-            ) from error
+            raise AttendropError(f"{name!r} has no safetensors weights; pickled ones are refused.") from error
         if Path(name).is_dir():
             raise AttendropError(f"The model in {name!r} cannot be loaded ({first_line(error)}).") from error
         hint = " Did you mean 'minilm'?" if "minilm" in name.lower() and "/" not in name else ""
         raise AttendropError(
-            f"The model {name!r} is neither a folder nor 'minilm', and could not be loaded from the hub "
-            f"({first_line(error)}).{hint}"
+            f"{name!r} is no folder, and could not be loaded from the hub ({first_line(error)}).{hint}"
         ) from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import statistics
 import tempfile
 import time
@@ -30,7 +29,6 @@ from attendrop.pruning.selection import (
     prune_selected,
     undecided_message,
 )
-from attendrop.runs.config import RUN_FILE
 from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
@@ -68,18 +66,11 @@ def prune_run(
     Layers are ranked and chosen on the run's selection split, which was not trained on. The folder is created when all
     results are complete, so an interrupted command can be repeated.
 
-    Args:
-        run_dir: Folder of the run.
-        output_dir: A new folder.
-        layers: As for :func:`attendrop.prune`.
-        select_by: Ranking of the layers. ``"importance"``: by the loss without each layer's attention. ``"method"``: by
-            what the run's method learnt to drop. ``"auto"``: by the method if its result is significant, or ``layers``
-            is a threshold on its fractions; otherwise by importance.
-        tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
-        recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
-        data_dir: Folder of the run's task, if it was moved.
-        device: ``"auto"`` or ``"cpu"``.
-        callbacks: Callbacks of the fine-tuning afterwards.
+    ``layers`` and ``tolerance``, in units of the task's metric, are as for :func:`attendrop.prune`. ``select_by`` ranks
+    the layers: "importance" by the loss without each layer's attention, "method" by what the run's method learnt to
+    drop, "auto" by the method if its result is significant, or ``layers`` is a threshold on its fractions, otherwise by
+    importance. Afterwards it is fine-tuned as the run did, with the pruned layers in place, for ``recover_epochs``.
+    ``data_dir`` is the folder of the run's task, if it was moved.
 
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done. A difference
@@ -98,34 +89,43 @@ def prune_run(
         if "pruned" in run.metrics:
             raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
         if run.chosen_on is None:
-            again = shlex.quote(f"{run_dir}/{RUN_FILE}")
             raise AttendropError(
-                f"The run in '{run_dir}' has no labelled rows that it was not trained on. Train it again with some: "
-                f"attendrop train --config {again} --eval-file FILE --output-dir FOLDER, or with --selection-fraction "
-                "0.1 --no-refit in place of the file, which holds out rows."
+                f"'{run_dir}' has no labelled rows that it was not trained on; train it again with an --eval-file."
             )
         if recover_epochs and run.config.adapter is not None:
-            raise AttendropError(
-                f"The run in '{run_dir}' trained an adapter, and its learning rate is not one for all weights; omit "
-                "recover-epochs."
-            )
+            raise AttendropError(f"'{run_dir}' trained an adapter, and not all weights; omit recover-epochs.")
         run.model.to(compute_device(device))  # type: ignore[arg-type]
         ranking = run.method.layer_ranking(run.metrics)
         if select_by == "method" and ranking is None:
-            raise AttendropError(
-                f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
-                "'importance'."
-            )
+            raise AttendropError("The method of the run learnt no ranking of layers; use select-by importance.")
         if ranking is not None and select_by == "auto" and not ranking.significant and selection.threshold is None:
-            logger.info(
-                "What the %s learnt cannot be told from noise: layers are ranked by importance. To rank by it in spite "
-                "of that, use --select-by method.",
-                ranking.ranked_by,
-            )
+            told = "What the %s learnt cannot be told from noise; layers are ranked by importance, but see --select-by."
+            logger.info(told, ranking.ranked_by)
             ranking = None
         ranking = None if select_by == "importance" else ranking
         light, after, found = _pruned(run, run.chosen_on, selection, ranking, tolerance, recover_epochs, callbacks)
-        return _save(run, light, after, found, folder, output_dir)
+        source = Path(run.config.output_dir)
+        light.save_pretrained(folder)
+        run.tokenizer.save_pretrained(folder)
+        sizes = [sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)]
+        if run.config.adapter is not None:
+            sizes[0] = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
+        found["bytes"] = dict(zip(("before", "after"), sizes, strict=True))
+        selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
+        scores = {
+            name: set_scores(run, name, after[name], run.predictions(name, after[name]).labels)
+            for name in run.parts.report or run.sets
+        }
+        scored = scored_run(
+            run, run.metrics["method"], run.metrics["options"], scores, {}, selection_score=selection_score
+        )
+        metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
+        metrics.pop("accept", None)  # that of the whole model
+        metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
+        (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
+        write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
+        write_json(folder / METRICS, metrics)
+        return metrics
 
 
 def _pruned(
@@ -271,34 +271,3 @@ def measure_speed(
                         spent[number] += seconds(run, batch)
             ratios.append(spent[0] / spent[1])
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "rounds": ROUNDS}
-
-
-def _save(
-    run: FinishedRun,
-    light: PrunedModel,
-    outputs: Mapping[str, Array],
-    found: dict[str, Any],
-    folder: Path,
-    output_dir: str,
-) -> dict[str, Any]:
-    """Write the pruned model, its metrics and its card."""
-    source = Path(run.config.output_dir)
-    light.save_pretrained(folder)
-    run.tokenizer.save_pretrained(folder)
-    sizes = [sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)]
-    if run.config.adapter is not None:
-        sizes[0] = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
-    found["bytes"] = dict(zip(("before", "after"), sizes, strict=True))
-    selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
-    after = {
-        name: set_scores(run, name, outputs[name], run.predictions(name, outputs[name]).labels)
-        for name in run.parts.report or run.sets
-    }
-    scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
-    metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
-    metrics.pop("accept", None)  # that of the whole model
-    metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
-    (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
-    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
-    write_json(folder / METRICS, metrics)
-    return metrics

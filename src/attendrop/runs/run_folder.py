@@ -85,10 +85,7 @@ def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError):
-        raise AttendropError(
-            f"'{path}' is not valid JSON: it was damaged, or attendrop did not write it; restore it, or name another "
-            "folder."
-        ) from None
+        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
     if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
         raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
     return content
@@ -261,17 +258,13 @@ def _check_place(folder: Path) -> None:
     for place in (folder, partial_of(folder)) if folder.name else ():
         if place.is_symlink():
             raise AttendropError(
-                f"'{place}' is a symbolic link, to '{os.readlink(place)}', and attendrop follows none: delete it, or "
-                "name a folder."
+                f"'{place}' is a symbolic link, to '{os.readlink(place)}', and attendrop follows none: name a folder."
             )
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     check_writable(folder.absolute().parent)
     if folder.name in ("", "..") or (folder.exists() and (os.path.ismount(folder) or folder.samefile(Path.cwd()))):
-        raise AttendropError(
-            f"The output folder '{folder}' is the current directory or a mount, in whose place no folder can be put; "
-            "name one within it."
-        )
+        raise AttendropError(f"'{folder}' is the current directory or a mount; name a folder within it.")
 
 
 def _put(source: Path, folder: Path) -> None:
@@ -371,8 +364,7 @@ def check_folder(
         if was != value and not moved:
             began, asked = ("the default" if each is None else repr(each) for each in (was, value))
             raise AttendropError(
-                f"The run in '{folder}' began with {name}={began}, not {asked}; resume it with the same options, or "
-                "name another output folder."
+                f"The run in '{folder}' began with {name}={began}, not {asked}; resume it so, or name another folder."
             )
 
 
@@ -391,14 +383,10 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
     if not _has_model(run, config):
         raise AttendropError(
-            f"The files of the model in '{config.model}' changed since the run in '{place}' began; it cannot be "
-            "resumed: restore them, or train anew with --overwrite."
+            f"The files of the model in '{config.model}' changed since the run began; restore them, or --overwrite it."
         )
     if (began := run.get("processes", now)) != now and read_metrics(place) is None:
-        raise AttendropError(
-            f"The run in '{place}' began with {began} and not {now} processes, each of which trains on a batch in a "
-            f"step; resume it with {began}, or name another output folder."
-        )
+        raise AttendropError(f"The run in '{place}' began with {began} and not {now} processes; resume it with these.")
 
 
 # During and after a run ----------------------------------------------------------------------------------------------

