@@ -358,15 +358,10 @@ def prune(
     from attendrop.runs.prune import prune_run
 
     with ui.messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
-        found = prune_run(
+        metrics = prune_run(
             run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
             data_dir=data_dir, device=device, callbacks=[] if quiet else [progress],
         )  # fmt: skip
-    ui.show(found, pruned_summary(found), quiet=quiet, as_json=as_json)
-
-
-def pruned_summary(metrics: Mapping[str, Any]) -> str:
-    """Summarise what was pruned, by which ranking; scores, size and speed before and after."""
     pruned, name = metrics["pruned"], metrics["metric"].replace("_", " ")
 
     def before_after(values: Mapping[str, Any], shown: Any) -> str:
@@ -403,7 +398,8 @@ def pruned_summary(metrics: Mapping[str, Any]) -> str:
     if pruned["chosen"] and pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
     lines["model"] = metrics["output_dir"]
-    return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{ui.lines_of(lines)}"
+    shown = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{ui.lines_of(lines)}"
+    ui.show(metrics, shown, quiet=quiet, as_json=as_json)
 
 
 @ui.app.command()

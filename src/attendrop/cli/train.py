@@ -81,14 +81,26 @@ def compare(
     train_file = ui.one_file(file, "--train-file", data.get("train_file"))
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))
-    points = _points(settings or [], named[-1] if named else "METHOD")
+    values: dict[str, dict[str, list[str]]] = {}  # of options of each method, by name
+    for each in settings or []:
+        name, equals, value = (part.strip() for part in each.partition("="))
+        method, dot, option = name.partition(".")
+        if not (method and dot and option and equals and value):
+            example = f"{named[-1] if named else 'METHOD'}.p=0.3"
+            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {example}.")
+        values.setdefault(method, {}).setdefault(option, []).append(value)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
     run = with_evaluation(run | {"train_file": train_file})
     config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
     named = named or tuple(default_methods())
-    if absent := next((name for name in points if name not in named), None):
+    if absent := next((name for name in values if name not in named), None):
         raise AttendropError(f"--set {absent}: method '{absent}' is not compared; add it to --methods.")
-    methods = [MethodSetting(name, options) for name in named for options in points.get(name, [{}])]
+    methods = [
+        MethodSetting(name, dict(zip(options, point, strict=True)))
+        for name in named
+        for options in [values.get(name, {})]
+        for point in product(*options.values())  # an option with several values makes a point of each
+    ]
     comparison = Comparison(config=config, methods=methods, **search, **output)
 
     from attendrop.cli.progress import StudyProgress
@@ -100,21 +112,6 @@ def compare(
             comparison, workers=workers, backend=backend, on_event=progress, on_plan=partial(setattr, progress, "runs")
         )
     ui.show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
-
-
-def _points(given: list[str], example: str) -> dict[str, list[dict[str, str]]]:
-    """Read the options of each method; one with several values makes a point of each."""
-    values: dict[str, dict[str, list[str]]] = {}
-    for each in given:
-        name, equals, value = (part.strip() for part in each.partition("="))
-        method, dot, option = name.partition(".")
-        if not (method and dot and option and equals and value):
-            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {example}.p=0.3.")
-        values.setdefault(method, {}).setdefault(option, []).append(value)
-    return {
-        method: [dict(zip(options, point, strict=True)) for point in product(*options.values())]
-        for method, options in values.items()
-    }
 
 
 @ui.app.command()

@@ -321,41 +321,37 @@ def data_report(
 
 
 def report_table(report: dict[str, Any], task_type: TaskType) -> str:
-    """Format the report as a table with a column for each part."""
-    parts = report["parts"]
-    lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
-    lines += label_lines(list(parts.values()))
-    cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
+    """Format the report as a table with a column for each part.
+
+    Its lines on labels depend on what :meth:`TaskType.describe_labels` says of them; of more than 12 classes, one line
+    has the smallest and the largest number of rows.
+    """
+    parts = list(report["parts"].values())
+    first = parts[0]
+    lines = [["", *report["parts"]], ["rows", *(str(part["rows"]) for part in parts)]]
+    kind = next((kind for kind in ("entities", "tags", "classes", "labels") if kind in first), None)
+    of_words = kind is not None and "words" in first
+    if "numbers" in first:
+        lines.append(["numbers", *("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)])
+        lines.append(["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)])
+    elif "choices" in first:
+        forms = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
+        lines.append(["choices", *(form.format(**part["choices"]) for form, part in zip(forms, parts, strict=True))])
+        for name in max((part["correct"] for part in parts), key=len):
+            lines.append([f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)])
+    elif kind is None:
+        lines.append(["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)])
+    else:
+        lines += [["words", *(str(part["words"]) for part in parts)]] if of_words else []
+        if len(first[kind]) <= _MOST_LISTED:
+            lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
+        else:
+            title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
+            lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
+        lines += [["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else []
+    cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts)
     lines.append([f"over {report['max_length']} tokens, {_TREATED[report['long_texts']]}", *cut])
     return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
-
-
-def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the lines of a table of labels: a title, and a cell for each result of :meth:`TaskType.describe_labels`.
-
-    Of more than 12 classes, one line has the smallest and the largest number of rows.
-    """
-    first = parts[0]
-    if "numbers" in first:
-        ranges = ("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)
-        return [["numbers", *ranges], ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)]]
-    if "choices" in first:
-        forms = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
-        counts = ["choices", *(form.format(**part["choices"]) for form, part in zip(forms, parts, strict=True))]
-        names = max((part["correct"] for part in parts), key=len)
-        correct = [[f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)] for name in names]
-        return [counts, *correct]
-    kind = next((kind for kind in ("entities", "tags", "classes", "labels") if kind in first), None)
-    if kind is None:  # translations
-        return [["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
-    of_words = "words" in first
-    lines = [["words", *(str(part["words"]) for part in parts)]] if of_words else []
-    if len(first[kind]) <= _MOST_LISTED:
-        lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
-    else:
-        title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
-        lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
-    return lines + ([["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else [])
 
 
 def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str]:
