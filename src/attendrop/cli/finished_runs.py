@@ -206,9 +206,7 @@ def patterns(
 ) -> None:
     """Show what a run of AttendOut learnt, and fit a schedule to it."""
     if options is not None and fit is None:
-        raise AttendropError(
-            "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
-        )
+        raise AttendropError("--options names the file of a fit; give the number of its pieces with --fit.")
     from attendrop.reports import learned_patterns
 
     with ui.messages(quiet=quiet):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attendrop.cli.app import Json, app, path_argument, run_option, show
 from attendrop.errors import printable
@@ -33,14 +33,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Describe a file: format, contents, likely mistakes, and how to train on it."""
-    found = inspect_files(
-        file,
-        eval_file,
-        text_columns=names(text_columns or ""),
-        label_column=label_column,
-        label_type=label_type,
-        label_map=label_map,
-    )
+    how: dict[str, Any] = {"label_column": label_column, "label_type": label_type, "label_map": label_map}
+    found = inspect_files(file, eval_file, text_columns=names(text_columns or ""), **how)
     doubts = found.doubts()
     rows = [["column", "role", "different", "missing", "words"]]
     for column in found.columns:

@@ -299,9 +299,10 @@ def data_report(
         labels_of[text].append(label)
     several = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
     conflicts: dict[str, Any] = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
-    for text, given in list(several.items())[:1]:
+    if several:
+        text, given = next(iter(several.items()))
         names = dict.fromkeys(task_type.shown_label(label) for label in sorted(given, key=str))
-        shown = " | ".join(task_type.texts(parts.train.select([texts["train"].index(text)]))[0])
+        shown = " | ".join(text)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         conflicts["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
     classes = task_type.label_names[: task_type.num_classes]
@@ -498,10 +499,8 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     """
     data = load_data(config)
     task_type, found = data.task.type, config.filled(**(decided or {}))
-    if config.calibrate and not task_type.num_classes:
-        raise AttendropError(f"calibrate is for classes; the labels are {task_type.labels_are}: omit it.")
-    if config.accept is not None and not task_type.num_classes:
-        raise AttendropError(f"accept is for one class a row; the labels are {task_type.labels_are}: omit it.")
+    if asked := [name for name in ("calibrate", "accept") if getattr(config, name) and not task_type.num_classes]:
+        raise AttendropError(f"{asked[0]} is for one class a row; the labels are {task_type.labels_are}: omit it.")
     if config.accept is not None and "dev" not in data.splits and not config.test_fraction:
         raise AttendropError("accept needs evaluation rows, and this task has none; give your own file.")
     # The rows.

@@ -650,9 +650,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         asked, task_type = get_task(task), model.task_type
         reading = label_mapping(asked, task_type)  # the classes may be fewer than the model's, or named otherwise
         if reading is None and not task_type.fits(asked.type):
-            raise AttendropError(
-                f"The model predicts {task_type.predicts}, the task {task} asks for {asked.type.predicts}."
-            )
+            raise AttendropError(f"The model predicts {task_type.predicts}, {task} asks for {asked.type.predicts}.")
         if reading is None and asked.label_names != task_type.label_names:
             told = "The model's classes are %s; in this order, they are read as those of %s: %s."
             logger.warning(told, ", ".join(task_type.label_names), task, ", ".join(asked.label_names))

@@ -154,9 +154,7 @@ def check_whole(folder: Path) -> None:
         refuse_links(folder)
     needed = [name for name in written if not name.endswith(_MAY_CHANGE)]
     if lost := [name for name in needed if not (folder / name).is_file()]:
-        raise AttendropError(
-            f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again."
-        )
+        raise AttendropError(f"'{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again.")
     if damaged := [name for name in needed if known_sha256(folder / name) != written[name]]:
         raise AttendropError(
             f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
@@ -194,9 +192,7 @@ def check_keeps_model(run_dir: str) -> None:
     if not keeps_model(run_dir) and not is_baseline(run_dir):
         check_whole(Path(run_dir))
         again = shlex.quote(f"{run_dir}/{RUN_FILE}")
-        raise AttendropError(
-            f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config {again}`."
-        )
+        raise AttendropError(f"'{run_dir}' kept no model, only scores; run `attendrop train --config {again}`.")
 
 
 def check_source(run_dir: str, source: Source, *, labelled: bool) -> None:
@@ -345,9 +341,7 @@ def check_folder(
     if overwrite or run is None:
         return
     if not resume:
-        raise AttendropError(
-            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
-        )
+        raise AttendropError(f"'{folder}' holds a run already; --resume continues it, --overwrite replaces it.")
     if run.get("baseline") != baseline:
         found = run.get("baseline") or run["config"]["method"]
         raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")

@@ -42,7 +42,7 @@ from attendrop.methods.core.context import Processes
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, ResolvedRun, decided
 from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
-from attendrop.support.files import finite
+from attendrop.support.files import finite, first_line
 from attendrop.support.models import compute_device, named_outputs, to_device
 from attendrop.tasks.acceptance import choose_threshold
 from attendrop.tasks.base import Task
@@ -236,9 +236,7 @@ def training_arguments(config: RunConfig, **own: Any) -> TrainingArguments:
             **own,
         )
     except ValueError as error:  # such as half precision on a device without it
-        raise AttendropError(
-            f"These options cannot be combined on this machine: {str(error).splitlines()[0]}"
-        ) from error
+        raise AttendropError(f"These options cannot be combined on this machine: {first_line(error)}.") from error
     if arguments.n_gpu > 1:  # otherwise the trainer would divide batches among all that this process sees
         arguments._n_gpu = 1
     return arguments

@@ -422,9 +422,7 @@ def train_seeds(
                 raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
             summary = run_folder.read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
             if summary is not None and not (resume or overwrite):
-                raise AttendropError(
-                    f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
-                )
+                raise AttendropError(f"'{folder}' holds a summary of runs already; --resume or --overwrite them.")
             for each in configs:
                 run_folder.check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
         found = []
