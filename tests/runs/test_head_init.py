@@ -15,10 +15,9 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import encode_parts, resolve_run
-from attendrop.runs.head_init import init_head
 from attendrop.runs.inference import predict_outputs
 from attendrop.runs.model_loading import default_pooling, load_for
-from attendrop.runs.train import train
+from attendrop.runs.train import init_head, train
 from attendrop.tasks.tokenization import of_documents
 
 MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "max_steps": 1}

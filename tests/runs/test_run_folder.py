@@ -84,7 +84,7 @@ def test_a_model_that_is_damaged_or_lacks_a_file_is_not_used(
     before = content(tmp_path)
     places = {"RUN": run, "FILES": folder, "OUT": tmp_path / "out"}
     arguments = [re.sub("RUN|FILES|OUT", lambda found: str(places[found[0]]), part) for part in LOADING[command]]
-    told = f"lacks {file}, which its run wrote" if lost else f"the SHA-256 of {file} is not that in its run.json"
+    told = f"{file} is missing, or not as its run.json says; copy the folder again"
     assert_refused(arguments, tmp_path / "out", told, capsys)
     assert content(tmp_path) == before
 

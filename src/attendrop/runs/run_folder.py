@@ -153,12 +153,11 @@ def check_whole(folder: Path) -> None:
     if written:
         refuse_links(folder)
     needed = [name for name in written if not name.endswith(_MAY_CHANGE)]
-    if lost := [name for name in needed if not (folder / name).is_file()]:
-        raise AttendropError(f"'{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again.")
-    if damaged := [name for name in needed if known_sha256(folder / name) != written[name]]:
+    wrong = [name for name in needed if not (folder / name).is_file() or known_sha256(folder / name) != written[name]]
+    if wrong:
         raise AttendropError(
-            f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
-            f"its {RUN}; copy the whole folder again, or, if the change is meant, copy it without {RUN}."
+            f"In '{folder}', {', '.join(wrong)} is missing, or not as its {RUN} says; copy the folder again, or "
+            f"without {RUN} if the change is meant."
         )
 
 

@@ -120,7 +120,7 @@ class RunTrainer(RegularizedTrainer):
     compared with columns of the rows that the trainer does not see.
 
     Attributes:
-        head_init: How the head started, see :func:`attendrop.runs.head_init.init_head`; None: at random.
+        head_init: How the head started, see :func:`attendrop.runs.train.init_head`; None: at random.
         meter: The callback of the run, which measures its time.
     """
 
