@@ -52,7 +52,8 @@ LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
 LORA_FACTOR = 10
 # Fraction of rows to hold out if a selection split is requested, or there is no other set to score on.
 SELECTION_FRACTION = 0.1
-_DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_init", "selection_fraction", "refit")
+# Options that the recipe may decide.
+DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_init", "selection_fraction", "refit")
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
     *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "ood_column"),
@@ -548,8 +549,3 @@ def learning_rate(config: PreTrainedConfig) -> float:
     """Return the learning rate for a model, given its configuration."""
     size = getattr(config.get_text_config(), "hidden_size", 0)
     return next(rate for largest, rate in LEARNING_RATES if size <= largest)
-
-
-def decided(config: RunConfig) -> dict[str, Any]:
-    """Return the options of a resolved run that the recipe may have decided, for ``metrics.json``."""
-    return {name: getattr(config, name) for name in _DECIDED}

@@ -40,7 +40,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, ResolvedRun, decided
+from attendrop.runs.data import DECIDED, Parts, ResolvedRun
 from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
 from attendrop.support.files import finite, first_line
 from attendrop.support.models import compute_device, named_outputs, to_device
@@ -498,7 +498,7 @@ def run_metrics(
         "best_epoch": len(history) if selected is not None else next(chosen, len(history)),
         "history": history,
         "dropout_steps": method.dropout_steps(state.log_history),
-        "training": decided(config)
+        "training": {name: getattr(config, name) for name in DECIDED}
         | {"head_init": None if run.task.type.generates and started == "random" else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": state.global_step,

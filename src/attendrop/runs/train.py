@@ -38,7 +38,7 @@ from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs import data, run_folder, run_trainer
 from attendrop.runs.config import RUN_FILE, RunConfig, run_file
-from attendrop.runs.data import Parts, ResolvedRun, cached, decided, digest_of_model, resolve_run
+from attendrop.runs.data import Parts, ResolvedRun, cached, digest_of_model, resolve_run
 from attendrop.runs.inference import over_rows
 from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded, add_adapter, load_for
@@ -139,7 +139,7 @@ def _train(
         logger.warning("%s", warning)
     if not begun and is_main_process():
         run_folder.set_aside(place)
-    found = decided(run.config) | {"options": run.config.options}
+    found = {name: getattr(run.config, name) for name in (*data.DECIDED, "options")}
     fit_here = partial(
         fit,
         place=place,
