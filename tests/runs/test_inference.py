@@ -123,19 +123,19 @@ def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_othe
     runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
+    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_LINES", 0.0)
+    caplog.set_level("INFO", "attendrop")
     source = write_texts(tmp_path / "in.csv", ["katze", "hund", "the cat sees", "🐕", "a dog"])
     predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
     assert len(read_csv(tmp_path / "out.csv")) == 5
     evaluate(str(runs / "single"), source)
     told = [record.getMessage() for record in caplog.records if "token" in record.getMessage()]
     assert told == ["3 of 5 rows have no token that the model knows: their predictions mean nothing."] * 2
+    assert "2 rows done." in caplog.text and "5 rows done." in caplog.text
     source = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"])
     with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
         predict(str(runs / "single"), source, str(tmp_path / "none.csv"))
     assert not (tmp_path / "none.csv").exists()
-
-
-HOSTILE = "<img src=x onerror=alert(1)> | [x](javascript:alert(1)) `*`\n\n<script>"
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
