@@ -39,11 +39,8 @@ class TrainingProgress(TrainerCallback):
 
     on_train_end = close
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.bar.reset(self.task)
-        self.bar.start()
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.bar.start()
         self.bar.update(self.task, completed=state.global_step, total=state.max_steps)
 
     def on_log(

@@ -123,11 +123,8 @@ class Parts:
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
-    files, options = data_files(config), {name: getattr(config, name) for name in _READ_BY}
     named = (config.task, config.data_dir, config.train_file, config.eval_file)
-
-    def key() -> list[Any]:
-        return [*named, [[str(file), known_sha256(file)] for file in files], options]
+    options = {name: getattr(config, name) for name in _READ_BY}
 
     def load() -> TaskData:
         if config.task is not None:
@@ -135,11 +132,12 @@ def load_data(config: RunConfig) -> TaskData:
         assert config.train_file is not None
         return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
-    def size(data: TaskData) -> int:
-        return sum(split.data.nbytes for split in data.splits.values())
-
-    known = files and all(file.is_file() for file in files)
-    data = cached(key, load, size, kind="data") if known else load()
+    data = cached(
+        lambda: [*named, [[str(file), known_sha256(file)] for file in data_files(config) if file.is_file()], options],
+        load,
+        lambda data: sum(split.data.nbytes for split in data.splits.values()),
+        kind="data",
+    )
     task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 

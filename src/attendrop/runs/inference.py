@@ -638,14 +638,11 @@ def _described(model: RunModel, rows: _Rows) -> dict[str, Any]:
     return found | {"rows": rows.done, "skipped": len(rows.bad.skipped)}
 
 
-def _chunks(rows: Dataset) -> tuple[Iterator[Chunk], int]:
-    return (Chunk(columns) for columns in rows.iter(CHUNK_ROWS)), len(rows)
-
-
 def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     """Open the rows of a source, by default those of the run's task, evaluation file or held-out rows."""
     task = source.task or (model.options.get("task") if source.file is None else None)
     file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)
+    part: Dataset | None = None
     if task is not None:
         asked, task_type = get_task(task), model.task_type
         reading = label_mapping(asked, task_type)  # the classes may be fewer than the model's, or named otherwise
@@ -657,8 +654,8 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         refuse_options_of_files(source, ["skip_bad_rows"])
         split = source.split or split
         data = load_task(task, data_dir=_data_dir(model.options, source, task), splits=(split,))
-        own = replace(data.task, options=task_type.options())
-        rows = _Rows(own, split, data.source, *_chunks(data.splits[split]), reading=reading)
+        part = data.splits[split]
+        rows = _Rows(data.task, split, data.source, iter(()), len(part), reading=reading)
     elif file is not None:
         columns, label = source.columns_of(file, model.options, labelled=split == "dev")
         label_map = (source.label_map or model.options.get("label_map")) if label is not None else None
@@ -682,11 +679,13 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
             raise AttendropError("The run was trained on all rows of its file; give others: --eval-file, --task.")
         if split == "selection" and run.chooses_epoch:
             logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
-        own = replace(run.task, options=model.task_type.options())
-        rows = _Rows(own, split, run.data.source, *_chunks(part))
+        rows = _Rows(run.task, split, run.data.source, iter(()), len(part))
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
+    if part is not None:
+        rows.task = replace(rows.task, options=model.task_type.options())
+        rows.chunks = (Chunk(columns) for columns in part.iter(CHUNK_ROWS))
     trained_on, columns = model.text_columns(), rows.task.text_columns
     if trained_on and model.task_type.inputs_of(len(columns)) != model.task_type.inputs_of(len(trained_on)):
         raise AttendropError(
