@@ -36,11 +36,11 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
+from attendrop.tasks.base import task_type_of_model
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.tokenization import HEAD
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.training.regularization import Regularization, labelled_data, run_model
 
 # Integrated gradients are joint over the layers, with 8 Gauss-Legendre nodes.

@@ -37,7 +37,7 @@ from attendrop.runs.run_folder import (
 from attendrop.support.files import check_output
 from attendrop.support.models import compute_device
 from attendrop.tasks.acceptance import accepted_share, with_acceptance
-from attendrop.tasks.base import Task, encode, encode_columns
+from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import error_analysis
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
@@ -46,7 +46,6 @@ from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.wording import counted
 
 # Called with the number of rows done, and the number of all rows (None if unknown).

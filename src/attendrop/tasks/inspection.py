@@ -337,30 +337,60 @@ def as_meant(
     return table
 
 
-def check_map(path: str | Path, meanings: Mapping[str, str], table: Table, column: str | None) -> None:
-    """Raise AttendropError if a map, read from a path, has none of the labels in a column of a table."""
-    names = [] if f"{POSITION} 0" in meanings else label_columns(table.columns, column)
-    values = names if len(names) > 1 else table.column(names[0]) if names else []
-    found = {written(value) for value in values if not is_missing(value)}
-    found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
-    if found and not found & meanings.keys():
-        raise AttendropError(
-            f"the label map {path} has none of the labels of {table.path}, column {column!r}, such as "
-            f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
-        )
+def read_meanings(
+    tables: Sequence[Table],
+    text_columns: Sequence[str],
+    column: str | None,
+    label_type: str,
+    label_map: str | Path | None,
+    bad: BadRows,
+    *,
+    guessed: bool = False,
+) -> list[Table]:
+    """Return tables, those of training first, with labels as they are meant, and tags of words in IOB2.
+
+    Raises:
+        AttendropError: The label map has none of the labels of training, or their form is refused, see
+            :func:`check_form`.
+    """
+    meanings, train = {} if label_map is None else read_label_map(label_map), tables[0]
+    if label_map is not None and f"{POSITION} 0" not in meanings:
+        names = label_columns(train.columns, column)
+        values = names if len(names) > 1 else train.column(names[0]) if names else []
+        found = {written(value) for value in values if not is_missing(value)}
+        found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+        if found and not found & meanings.keys():
+            raise AttendropError(
+                f"the label map {label_map} has none of the labels of {train.path}, column {column!r}, such as "
+                f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
+            )
+    tables = [as_meant(table, column, meanings, label_type, bad) for table in tables]
+    check_form(tables[0], text_columns, [] if column is None else [column], label_type, guessed=guessed)
+    return as_iob2(tables, text_columns, column, label_type)
 
 
 # What labels are ------------------------------------------------------------------------------------------------------
 
 
-def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
-    """Return whether the labels are numbers with decimal fractions; warn of words for what is not there.
+def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: str) -> tuple[str, str]:
+    """Recognise the type of labels, as they are meant, one of ``LABEL_TYPES``; warn of words for what is not there.
 
-    Raises:
-        AttendropError: Numbers are mixed with text, or in a notation that is not read.
+    Labels are tags if texts are lists of words, entities if most labels are lists of spans of characters, several
+    labels if they are lists, numbers if at least one, in any table, has a decimal fraction or an exponent, otherwise
+    classes, words also if each has a single row. The training rows come first.
+
+    Returns:
+        The type, and why it is unclear, a sentence; empty if it is not.
     """
+    train, values = tables[0], tables[0].column(column)
+    if any(listed(train.column(name)[0]) is not None for name in text_columns):
+        return "tags", ""
+    if holds_spans(train, text_columns, column):
+        return "spans", ""
+    if listed(next(filter(written, values), next((each for each in values if each is not None), None))) is not None:
+        return "labels", ""
     found: dict[str, str] = {}  # where each label is first
-    for table in tables.values():
+    for table in tables:
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):
             if label.lower() not in ("", "nan"):
                 found.setdefault(label, f"{label!r} ({table.path}, {place})")
@@ -368,61 +398,37 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
     for label, where in found.items():
         forms["missing" if label.casefold() in MISSING else number_form(label)].append(where)
     numeric, text, classes = forms["whole"] + forms["decimal"], forms["text"] + forms["missing"], "--label-type class"
-    said = f"column {column!r}: the labels {{}}".format
+    said, unclear = f"column {column!r}: the labels {{}}".format, ""
+    names, where = _label_counts(train, column, "class"), f"{train.path}, column {column!r}"
     if forms["notation"] and not forms["text"]:
-        raise AttendropError(
+        unclear = (
             f"{said(', '.join(forms['notation'][:3]))} look like numbers, but are not read as such; {HOW_TO_WRITE}, or "
             f"set {classes} if they are classes."
         )
-    if numeric and text:
-        raise AttendropError(
+    elif numeric and text:
+        unclear = (
             f"{said('mix numbers')}, such as {numeric[0]}, with text, such as {text[0]}; correct them, or set "
             f"{classes} if they are classes, or --label-type number with --skip-bad-rows to leave out what is none."
         )
-    if forms["missing"] or forms["notation"]:
+    elif forms["decimal"]:
+        pass
+    elif len(names) > _MANY_CLASSES and not text:
+        unclear = (
+            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
+            "--label-type class or --label-type number, or give another label column."
+        )
+    elif len(names) > max(_MANY_CLASSES, len(train) / 2) and why_no_rows(names):
+        unclear = (
+            f"{where}: {len(names)} different labels in {len(train)} rows look like ids; give another label "
+            "column, or set --label-type class if they are classes."
+        )
+    elif forms["missing"] or forms["notation"]:
         warnings.warn(
             f"{said(', '.join([*forms['missing'], *forms['notation']][:3]))} are read as classes; if they stand for "
             f"missing labels or for numbers, correct or delete these rows; otherwise set {classes}.",
             stacklevel=2,
         )
-    return bool(forms["decimal"])
-
-
-def check_classes(table: Table, column: str) -> None:
-    """Raise AttendropError if it is unclear whether labels are classes; words are, even if each has a single row."""
-    where, names = f"{table.path}, column {column!r}", _label_counts(table, column, "class")
-    if len(names) <= _MANY_CLASSES:
-        return
-    if all(number_form(name) == "whole" for name in names):
-        raise AttendropError(
-            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
-            "--label-type class or --label-type number, or give another label column."
-        )
-    if len(names) > len(table) / 2 and why_no_rows(names):
-        raise AttendropError(
-            f"{where}: {len(names)} different labels in {len(table)} rows look like ids; give another label "
-            "column, or set --label-type class if they are classes."
-        )
-
-
-def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings: Mapping[str, str]) -> str:
-    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of objects."""
-    if len(label_columns(table.columns, column)) > 1:
-        return "labels"
-    values = [value for value in table.column(column) if not is_missing(value)]
-    first = next(filter(written, values), "")
-    lists = any(listed(table.column(name)[0]) is not None for name in text_columns)
-    if isinstance(first, dict) or len(text_columns) > 2 or lists:
-        return "auto"
-    if holds_spans(table, text_columns, column):
-        return "spans"
-    if vector_names(table, column, meanings):
-        return "labels"
-    if listed(first) is not None:
-        return "labels"
-    meant = set(map(written, as_meant(table, column, meanings, "auto").column(column)))
-    forms = {number_form(text) for text in meant if not may_be_missing(text)}
-    return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
+    return "number" if forms["decimal"] and not forms["text"] and not forms["notation"] else "class", unclear
 
 
 def holds_spans(table: Table, text_columns: Sequence[str], column: str | None) -> bool:
@@ -581,7 +587,7 @@ class Inspection:
     label_column: str | None  # that is read as labels; None if none looks like it
     text_candidates: list[tuple[str, ...]]  # the text columns, if given, or all that may be
     label_candidates: list[str]  # the label column, likewise
-    label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
+    label_type: str  # one of ``LABEL_TYPES``; "auto" if there is no label column
     labels: dict[str, int]  # rows of each label, the most frequent first; none if there are no classes
     written_as: str  # encoding and separator; empty for files that are no text
     notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
@@ -606,8 +612,7 @@ class Inspection:
         if self.label_type == "spans":
             good = self.table.read([str(self.label_column)], read_spans, BadRows(skip=True), LABELS)
             return dict(Counter(kind for spans in good.column(LABELS) for _, _, kind in spans).most_common())
-        lists = len(self.text_columns) == 1 and listed(self.table.column(self.text_columns[0])[0]) is not None
-        if self.label_column is None or not (self.label_type == "tags" or (self.label_type == "auto" and lists)):
+        if self.label_column is None or self.label_type != "tags":
             return {}
         rows = (listed(value) or written(value).split() for value in self.table.column(self.label_column))
         return dict(Counter(filter(None, map(written, chain.from_iterable(rows)))).most_common())
@@ -721,58 +726,44 @@ def inspect_files(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         table, *evaluated = (read_table(path, bad) for path in (train_file, eval_file) if path is not None)
-        meanings = {} if label_map is None else read_label_map(label_map)
-    usual_texts, usual_label = default_columns(str(train_file))
-    label_column = usual_label if label_column is None else label_column  # which may be ""
-    texts = tuple(text_columns) or usual_texts
-    columns = {name: describe(table, name) for name in table.columns}
-    labels_of = [] if label_column is None else [label_column]
-    guessed = label_column is None and (label_type in GUESSED or not texts)
-    if guessed:
-        labels_of = _label_columns(table, columns, texts)
-        label_column = next(iter(labels_of), None)
-    texts_of = [texts] if texts else _text_columns(table, columns, label_column)
-    texts = next(iter(texts_of), ())
-    for each in (table, *evaluated):
-        for name in (*texts, *label_columns(each.columns, label_column)):
-            each.column(name)
-    kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
-    if label_column is not None and kind == "auto":
-        kind = _label_type(table, texts, label_column, meanings)
-    if label_map is not None:
-        check_map(label_map, meanings, table, label_column)
-    written_as = _written_as(table)  # labels as they are meant may have separators that the file does not have
-    meant = kind if kind == "labels" else label_type  # a run does not know the guess
-    table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
-    check_form(table, texts, labels_of[:1], label_type, guessed=guessed)
-    with warnings.catch_warnings(record=True) as converted:
-        warnings.simplefilter("always")
-        table, *evaluated = as_iob2([table, *evaluated], texts, label_column, label_type)
-    labels = _label_counts(table, label_column, kind)
-    is_guess = label_column is not None and label_type == "auto" and kind in ("class", "number")
-    unclear = ""
-    with warnings.catch_warnings(record=True) as doubted:
-        warnings.simplefilter("always")
-        try:
-            if is_guess and not are_numbers({str(each.path): each for each in (table, *evaluated)}, str(label_column)):
-                check_classes(table, str(label_column))
-        except AttendropError as error:
-            unclear = str(error)
+        usual_texts, usual_label = default_columns(str(train_file))
+        label_column = usual_label if label_column is None else label_column  # which may be ""
+        texts = tuple(text_columns) or usual_texts
+        columns = {name: describe(table, name) for name in table.columns}
+        labels_of = [] if label_column is None else [label_column]
+        guessed = label_column is None and (label_type in GUESSED or not texts)
+        if guessed:
+            labels_of = _label_columns(table, columns, texts)
+            label_column = next(iter(labels_of), None)
+        texts_of = [texts] if texts else _text_columns(table, columns, label_column)
+        texts = next(iter(texts_of), ())
+        for each in (table, *evaluated):
+            for name in (*texts, *label_columns(each.columns, label_column)):
+                each.column(name)
+        written_as = ""
+        if table.path.is_file() and extension_of(table.path) not in (".parquet", ".xlsx"):
+            # Labels as they are meant may have separators that the file does not have.
+            separated = f", separated by {SEPARATORS[table.delimiter]}" if table.delimiter else ""
+            written_as = ENCODINGS[encoding_of(table.path)] + separated
+        found = read_meanings([table, *evaluated], texts, label_column, label_type, label_map, bad, guessed=guessed)
+        kind, unclear = default_label_type(str(train_file)) if label_type == "auto" else label_type, ""
+        if label_column is not None and kind == "auto":
+            kind, unclear = label_type_of(found, texts, label_column)
     for name in label_columns(list(columns), label_column):
-        columns[name] = replace(describe(table, name), role=LABEL)
+        columns[name] = replace(describe(found[0], name), role=LABEL)
     columns |= {name: replace(columns[name], role=TEXT) for name in texts}
     return Inspection(
-        table=table,
-        evaluated=next(iter(evaluated), None),
+        table=found[0],
+        evaluated=next(iter(found[1:]), None),
         columns=list(columns.values()),
         text_columns=texts,
         label_column=label_column,
         text_candidates=texts_of,
         label_candidates=labels_of,
         label_type=kind,
-        labels=labels,
+        labels=_label_counts(found[0], label_column, kind),
         written_as=written_as,
-        notes=tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *converted, *doubted))),
+        notes=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         unclear=unclear,
         bad=bad,
     )
@@ -803,13 +794,6 @@ def check_files(
         what = "number" if found.label_type == "number" else "class"
         raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
     return found
-
-
-def _written_as(table: Table) -> str:
-    path, separator = table.path, table.delimiter
-    if not path.is_file() or extension_of(path) in (".parquet", ".xlsx"):
-        return ""
-    return ENCODINGS[encoding_of(path)] + (f", separated by {SEPARATORS[separator]}" if separator else "")
 
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:

@@ -31,7 +31,7 @@ from attendrop.tasks.entities import (
     words_of,
 )
 from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
-from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
+from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
 _OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
 # Entry of a model's configuration whose labels are spans.
@@ -192,9 +192,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Return the tag ids of the largest logits; -1 for truncated words."""
         return [np.where((row == _ABSENT).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``tags``, None for truncated words; on request also ``probability_TAG`` of each tag."""
         rows = []
         for tags, logits in zip(self.decode(outputs), outputs, strict=True):
@@ -224,20 +222,20 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Scores of words, and of entities; a word without a prediction is "O" where tags mark entities."""
         absent = self.label_ids.get(OUTSIDE, NO_TOKEN) if self._entity_types else NO_TOKEN
 
-        def pairs(gold: Array, outputs: Array) -> list[tuple[Array, list[int]]]:
-            found = ([absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs))
-            return list(zip(gold, found, strict=True))
+        def predicted(outputs: Array) -> list[Array]:
+            rows = (np.array(row, dtype=int) for row in self.decode(outputs))
+            return [np.where(row == NO_TOKEN, absent, row) for row in rows]
 
         def f1_macro(gold: Array, outputs: Array) -> float:
-            tags, predicted = map(flat, zip(*pairs(gold, outputs), strict=True))
-            occurring = np.setdiff1d(np.union1d(tags, predicted), [NO_TOKEN])
-            return float(f1_score(tags, predicted, labels=occurring, average="macro", zero_division=0.0))
+            tags, found = flat(gold), flat(predicted(outputs))
+            occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
+            return float(f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0))
 
         def counts(gold: Array, outputs: Array) -> Array:
             """Count the entities found of each sentence, those of gold, and those predicted, ``(sentences, 3)``."""
-            every = {NO_TOKEN: OUTSIDE} | dict(enumerate(self.all_names))
-            names = ((tuple(every[tag] for tag in row) for row in pair) for pair in pairs(gold, outputs))
-            both = [tuple(map(entities, pair)) for pair in names]
+            names = np.array([*self.all_names, OUTSIDE])  # the last is of words without a prediction
+            pairs = zip(gold, predicted(outputs), strict=True)
+            both = [[entities(tuple(names[row].tolist())) for row in rows] for rows in pairs]
             return np.array([(len(own & other), len(own), len(other)) for own, other in both])
 
         # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
@@ -248,12 +246,13 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             "entity_f1": lambda sums: float(2 * sums[0] / (sums[1] + sums[2])) if sums[0] else 0.0,
         }
         named = scores.items() if self._entity_types else ()
-        right_words = (
-            lambda gold, outputs: np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs(gold, outputs)]),
-            lambda sums: float(sums[0] / sums[1]),
-        )
+
+        def right_words(gold: Array, outputs: Array) -> Array:
+            pairs = zip(gold, predicted(outputs), strict=True)
+            return np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs])
+
         return {
-            "accuracy": Metric(of_sums=right_words),
+            "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
             "f1_macro": Metric(f1_macro),
             **{name: Metric(of_sums=(counts, score)) for name, score in named},
         }
@@ -328,12 +327,9 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
         assert inputs is not None
-        found: list[int] = self.label_of(self.known(span_tags(inputs[0], read_spans(value))))
-        return found
+        return list(self.label_of(span_tags(inputs[0], read_spans(value))))
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``entities``: spans with ``start``, ``end``, ``label`` and ``text``; tags where no texts are known."""
         rows = super().prediction_rows(outputs, columns, probabilities=False)
         if columns is None:
