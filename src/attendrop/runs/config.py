@@ -47,7 +47,6 @@ from attendrop.tasks.table import (
     UNKNOWN_LABELS,
     column_names,
     default_columns,
-    default_label_type,
     files_of,
     with_files,
 )
@@ -531,11 +530,11 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
-        usual, label = default_columns(file)
+        usual, label, label_type = default_columns(file)
         self._set(text_columns=self.text_columns or usual)
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
-            self._set(label_type=default_label_type(file))
+            self._set(label_type=label_type)
         labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
         if self.text_columns and labelled:
             return
@@ -674,7 +673,7 @@ class Source:
         They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
         otherwise.
         """
-        texts, label = default_columns(f"x.{self.input_format}" if file == STDIN else file)
+        texts, label, _ = default_columns(f"x.{self.input_format}" if file == STDIN else file)
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
         if texts and default_columns(trained.get("train_file"))[0] != texts:
             as_trained, trained_label = (), None  # files of this format have their own columns

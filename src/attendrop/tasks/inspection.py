@@ -34,7 +34,6 @@ from attendrop.tasks.table import (
     class_name,
     count_words,
     default_columns,
-    default_label_type,
     encoding_of,
     extension_of,
     files_of,
@@ -45,7 +44,6 @@ from attendrop.tasks.table import (
     may_be_missing,
     number_form,
     plain,
-    pointed,
     read_class,
     read_table,
     read_text,
@@ -328,7 +326,8 @@ def as_meant(
         labels = [meaning(value, label_type == "labels") for value in labels]
         table = table.with_column(column, labels)
     if table.delimiter == ";" and label_type in ("auto", "number"):
-        points = [pointed(str(value)).strip() for value in labels]
+        texts = [str(value).strip() for value in labels]
+        points = [text if "." in text else text.replace(",", ".") for text in texts]
         numbers = [number_form(point) in ("whole", "decimal") for point in points]
         pairs = zip(labels, numbers, strict=True)
         if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
@@ -726,7 +725,7 @@ def inspect_files(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         table, *evaluated = (read_table(path, bad) for path in (train_file, eval_file) if path is not None)
-        usual_texts, usual_label = default_columns(str(train_file))
+        usual_texts, usual_label, usual_type = default_columns(str(train_file))
         label_column = usual_label if label_column is None else label_column  # which may be ""
         texts = tuple(text_columns) or usual_texts
         columns = {name: describe(table, name) for name in table.columns}
@@ -746,7 +745,7 @@ def inspect_files(
             separated = f", separated by {SEPARATORS[table.delimiter]}" if table.delimiter else ""
             written_as = ENCODINGS[encoding_of(table.path)] + separated
         found = read_meanings([table, *evaluated], texts, label_column, label_type, label_map, bad, guessed=guessed)
-        kind, unclear = default_label_type(str(train_file)) if label_type == "auto" else label_type, ""
+        kind, unclear = usual_type if label_type == "auto" else label_type, ""
         if label_column is not None and kind == "auto":
             kind, unclear = label_type_of(found, texts, label_column)
     for name in label_columns(list(columns), label_column):

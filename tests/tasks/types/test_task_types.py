@@ -154,6 +154,7 @@ BAD: list[tuple[tuple[Record, list[Record]], Record, str]] = [
     (CHOICES, question("x", "y", "z", -1), "the label '-1' is neither the letter of a choice nor its number, from 0."),
     (CHOICES, question("x", "y", "z", 1), "the label '1' is not written as those of training, with letters."),
     (TRANSLATIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
+    (TRANSLATIONS, {"x": "a\ud800", "label": "b"}, "column 'x': it has a NUL character, or half of a surrogate pair"),
 ]  # fmt: skip
 
 
