@@ -38,7 +38,7 @@ from attendrop.methods.core.options import (
     unit_interval,
 )
 from attendrop.support.files import MINILM
-from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
+from attendrop.tasks.class_names import AUTO, check_texts
 from attendrop.tasks.table import (
     GUESSED,
     HUB,
@@ -348,7 +348,7 @@ class RunConfig:
         None, "score", "Accuracy of the answers that predict accepts, such as 0.95.", unit_interval(), shown="no"
     )
     """From a least confidence on, which is chosen on the evaluation rows with 90 % confidence, see
-    :func:`attendrop.tasks.acceptance.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
+    :func:`attendrop.tasks.error_analysis.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
     classification."""
     pooling: str = option(
         "auto", "start", "What the classifier reads: cls, mean (of all tokens) or auto.", choice("auto", "cls", "mean")
@@ -479,10 +479,8 @@ class RunConfig:
         if self.group_column is not None and self.group_column == self.label_column:
             raise AttendropError(f"group-column '{self.group_column}' is the label column; name another.")
         of_names = (self.task, self.label_type, len(self.text_columns))
-        check_label_names(self.label_names, why_no_names(*of_names))
-        if why_no_names(*of_names):  # known without reading the data
+        if check_texts(self.label_names, self.unlabelled, *of_names):  # known without reading the data
             self._set(label_names=None)
-        check_unlabelled(self.unlabelled, *of_names)
         if on_data is not None:
             on_data(self)
         method = self.regularizer

@@ -76,8 +76,8 @@ from attendrop.runs.run_trainer import (
 )
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
-from attendrop.tasks.acceptance import promise
 from attendrop.tasks.class_names import names_told, unlabelled_told
+from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped

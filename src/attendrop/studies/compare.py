@@ -39,8 +39,8 @@ from attendrop.studies.run_specs import FROZEN, REFERENCE, WITHOUT, Event, RunSp
 from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.support.files import model_sha256, write_json, write_text
-from attendrop.tasks.acceptance import promise
 from attendrop.tasks.base import Task
+from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
 from attendrop.wording import csv_of_records, in_markdown, score_text
@@ -73,7 +73,7 @@ class Outcome:
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         accept: Which of its answers to accept, if that was asked for, see
-            :func:`attendrop.tasks.acceptance.choose_threshold`.
+            :func:`attendrop.tasks.error_analysis.choose_threshold`.
         best: Folder of this model.
     """
 

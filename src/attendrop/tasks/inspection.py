@@ -8,7 +8,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -107,7 +107,7 @@ class Column:
 
 def describe(table: Table, name: str) -> Column:
     """Describe a column, with the role that it has if neither the texts nor the labels are in it."""
-    counts = Counter(_each(written, table.column(name)))
+    counts = Counter(map(written, table.column(name)))
     missing = counts.pop("", 0)
     distinct, rows = len(counts), len(table) - missing
     # Words are counted in at most 20,000 different values: more take longer, and their mean is the same.
@@ -150,14 +150,6 @@ def label_columns(columns: Sequence[str], label_column: str | None) -> list[str]
     parts = [part.strip() for part in label_column.split(",")]
     known = sum(part in columns for part in parts)
     return parts if known == len(parts) or (known and label_column not in columns) else [label_column]
-
-
-def _each(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Apply a function to all values; if they are texts, once to each different one, for labels repeat."""
-    if not all(isinstance(value, str) for value in values):
-        return list(map(function, values))
-    known = {value: function(value) for value in set(values)}
-    return [known[value] for value in values]
 
 
 def _named(name: str, role: str) -> bool:
@@ -452,7 +444,7 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
     if label_type == "labels":
         names = [name for value in values for name in label_names(value)]
     else:
-        names = _each(_class_or_nothing, values)
+        names = list(map(_class_or_nothing, values))
     return dict(Counter(filter(None, names)).most_common())
 
 
@@ -636,7 +628,7 @@ class Inspection:
         if self.label_column is None:
             return [""] * len(self.table)
         one = self.label_type in ("class", "number")
-        return _each(_class_or_nothing if one else written, self.table.column(self.label_column))
+        return list(map(_class_or_nothing if one else written, self.table.column(self.label_column)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""

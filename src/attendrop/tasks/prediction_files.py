@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from attendrop.errors import AttendropError
 from attendrop.support.files import finite, new_file
-from attendrop.tasks.acceptance import with_acceptance
 from attendrop.tasks.base import Task
+from attendrop.tasks.error_analysis import with_acceptance
 from attendrop.tasks.registry import GLUE, submitted
 from attendrop.tasks.table import STDIN, BadRows, Table
 from attendrop.tasks.types.base import Array
@@ -55,7 +55,7 @@ class PredictionWriter:
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
         bad: What was left out of the input so far, whenever a prediction is written.
         accept: Which answers to accept, for the columns ``confidence`` and ``accepted``, see
-            :func:`attendrop.tasks.acceptance.choose_threshold`.
+            :func:`attendrop.tasks.error_analysis.choose_threshold`.
         escape_formulas: Write an apostrophe before cells of .csv and .tsv files that spreadsheets would compute. Such
             cells are otherwise written as they are, with a warning.
 

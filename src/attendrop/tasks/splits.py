@@ -15,7 +15,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -443,17 +442,12 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
 # Likeness -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Likeness:
-    """Similarity of rows: mean cosines of their texts' TF-IDF vectors."""
+def class_likeness(rows: Dataset, task: Task) -> dict[str, float] | None:
+    """Compute mean cosines of rows' TF-IDF vectors, in a sample of 2,000; None without words or classes of several.
 
-    within: float  # of two rows of the same class
-    between: float  # of two rows of different classes
-    nearest: float  # of a row and the row of its class that is most like it
-
-
-def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure the similarity of the rows of a class, in a sample of 2,000; None without words or classes of several."""
+    They are those of two rows ``within`` a class, of two rows ``between`` classes, and of a row and the ``nearest`` of
+    its class.
+    """
     if len(task.type.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
@@ -469,7 +463,8 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
     if not several.any() or not other.any():
         return None
     nearest = np.where(same, cosines, -1.0).max(1)[several]
-    return Likeness(float(cosines[same].mean()), float(cosines[other].mean()), float(nearest.mean()))
+    means = {"within": cosines[same], "between": cosines[other], "nearest": nearest}
+    return {name: float(values.mean()) for name, values in means.items()}
 
 
 def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:

@@ -18,7 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
@@ -350,7 +350,6 @@ class Table:
     frame: pd.DataFrame
     unit: str = "line"
     delimiter: str = ""
-    _cells: dict[str | int, list[Any]] = field(default_factory=dict, init=False, repr=False)  # that were read
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -383,13 +382,10 @@ class Table:
         if name not in self.frame.columns and name not in self.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
             check_known(str(name), self.columns, f"{self.path} has no column {name!r}", listed)
-        if name in self._cells:
-            return self._cells[name]
         if name in self.frame.columns:
-            return self._cells.setdefault(name, self.frame[name].tolist())
+            return list(self.frame[name].tolist())
         own = next(each for each in self.own_columns if str(name).startswith(f"{each}."))
-        found = [_entries(own, value).get(str(name)) for value in self.column(own)]
-        return self._cells.setdefault(name, found)
+        return [_entries(own, value).get(str(name)) for value in self.column(own)]
 
     def values(self, names: Sequence[str | int]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
