@@ -128,7 +128,12 @@ def load_files(
         if with_columns:
             splits[split][OTHERS] = others_of(read, with_columns)
         if group_column is not None:
-            splits[split][GROUP] = _group_values(read, group_column)
+            splits[split][GROUP] = values = list(map(written, read.column(group_column)))
+            counts, where = Counter(filter(None, values)), f"group-column '{group_column}' of {read.path}"
+            if len(counts) == 1 and len(values) == counts.total():
+                raise AttendropError(f"{where} has a single value, {values[0]!r}; name another.")
+            if max(counts.values(), default=1) == 1:  # an empty value is no group
+                warnings.warn(f"{where} has no value twice: no rows are grouped.", stacklevel=2)
     train = tables["train"]
     if ood_column is not None:
         splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
@@ -229,19 +234,6 @@ def _columns(table: Table, task_type: TaskType, text_columns: Sequence[str]) -> 
     columns: dict[str, list[Any]] = {name: [row[place] for row in read] for place, name in enumerate(names)}
     columns["index"] = table.frame.index.tolist()
     return columns | ({"label": table.column(LABELS)} if LABELS in table.frame.columns else {})
-
-
-def _group_values(table: Table, column: str) -> list[str]:
-    """Return the group of each row, empty where it has none; warn where there are none of several rows."""
-    values = list(map(written, table.column(column)))
-    counts = Counter(filter(None, values))
-    if len(counts) == 1 and len(values) == counts.total():
-        raise AttendropError(
-            f"group-column '{column}' of {table.path} has a single value, {values[0]!r}; name another."
-        )
-    if max(counts.values(), default=1) == 1:
-        warnings.warn(f"group-column '{column}' of {table.path} has no value twice: no rows are grouped.", stacklevel=3)
-    return values
 
 
 def _not_empty(table: Table) -> Table:

@@ -114,11 +114,10 @@ class PredictionWriter:
         kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
         as_input = (table is not None and self.keep_columns) or self.format == "conll"
         if as_input:
+            names, rows = task_type.inputs_in(columns), list[Any]()
             if table is not None and self.keep_columns:
                 names, rows = table.own_columns, table.values(table.own_columns)
-            else:
-                names = list(task_type.inputs_in(columns))
-                rows = list(zip(*(columns[name][:] for name in names), strict=True))
+            rows = rows or list(zip(*(columns[name][:] for name in names), strict=True))
             kept = (dict(zip(names, row, strict=True)) for row in rows)
             renamed = {task_type.answer_column: f"predicted_{task_type.answer_column}"}
             added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
@@ -165,9 +164,19 @@ class PredictionWriter:
             self._file = new_file(self.path, "x", encoding="utf-8", newline="")
         assert self._file is not None
         if self.format == "jsonl":
-            self._file.writelines(_json(row) + "\n" for row in rows)
+            self._file.writelines(f"{_cell(row)}\n" for row in rows)
         elif self.format == "conll":
-            self._file.writelines(map(_sentence, rows))
+            for row in rows:
+                values = [["_"] if value is None else value for value in row.values()]
+                if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+                    raise AttendropError(
+                        f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or "
+                        ".csv."
+                    )
+                for word in zip(*values, strict=True):  # tabs and line breaks would divide words
+                    fields = ("_" if entry is None else re.sub(r"[\t\r\n]", " ", str(entry)) for entry in word)
+                    self._file.write("\t".join(fields) + "\n")
+                self._file.write("\n")
         elif self.format == "txt":
             answer = "prediction" if self.task.name in GLUE else self.task.type.answer_column
             answers = ("" if row[answer] is None else str(_cell(row[answer])) for row in rows)
@@ -183,17 +192,14 @@ class PredictionWriter:
             lines = io.StringIO(newline="")
             writer = csv.writer(lines, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
             for row in ([dict(zip(self._columns, self._columns, strict=True))] if begins else []) + rows:
-                writer.writerow([self._for_spreadsheets(_cell(row.get(name))) for name in self._columns])
+                cells = [_cell(row.get(name)) for name in self._columns]
+                computed = [isinstance(cell, str) and _FORMULA.match(cell) is not None for cell in cells]
+                self._formulas += sum(computed)
+                escaped = zip(cells, computed, strict=True)
+                writer.writerow([f"{self._apostrophe}{cell}" if is_so else cell for cell, is_so in escaped])
                 self._file.write(lines.getvalue().removesuffix("\r\n") + "\n")
                 lines.seek(0)
                 lines.truncate()
-
-    def _for_spreadsheets(self, cell: Any) -> Any:
-        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
-        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
-            return cell
-        self._formulas += 1
-        return self._apostrophe + cell
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -227,20 +233,6 @@ def output_format(path: str | Path, format: str | None = None) -> str:
     return found
 
 
-def _json(value: Any) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, default=str)
-
-
 def _cell(value: Any) -> Any:
-    return _json(value) if isinstance(value, list | dict) else value
-
-
-def _sentence(row: Mapping[str, Any]) -> str:
-    """Write a row of a column file; nothing is "_", and tabs and line breaks, which would divide words, are spaces."""
-    values = [["_"] if value is None else value for value in row.values()]
-    if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
-        raise AttendropError(
-            f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."
-        )
-    words = [["_" if entry is None else " ".join(re.split(r"[\t\r\n]", str(entry))) for entry in v] for v in values]
-    return "\n".join(map("\t".join, zip(*words, strict=True))) + "\n\n"
+    """Write what a cell of a table cannot hold as JSON."""
+    return json.dumps(finite(value), ensure_ascii=False, default=str) if isinstance(value, list | dict) else value

@@ -566,17 +566,13 @@ def task_names() -> list[str]:
 
 def get_task(name: str) -> Task:
     """Return a task by its name; raise AttendropError if there is none."""
-    return _source(name).task
-
-
-def _source(name: str) -> Source:
     check_known(name, _SOURCES, f"there is no task {name!r}", f"the tasks are {', '.join(_SOURCES)}")
-    return _SOURCES[name]
+    return _SOURCES[name].task
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Return the local files that :func:`load_task` would read, of all splits; raise the same errors."""
-    source = _source(name)
+    source = _SOURCES[get_task(name).name]
     folder = source.folder(data_dir)
     if folder is None:
         return []
@@ -597,7 +593,7 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
         AttendropError: The task or a split is unknown, a folder or file is missing, a file is broken, or the hub cannot
             be reached.
     """
-    source, found = _source(name), dict[str, Dataset]()
+    source, found = _SOURCES[get_task(name).name], dict[str, Dataset]()
     for split in splits:
         check_known(
             split, source.file_names, f"{name} has no split {split!r}", f"it has {', '.join(source.file_names)}"
