@@ -128,12 +128,8 @@ def with_others(rows: Dataset, *, joined: bool = True) -> Dataset:
 def encode(dataset: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
     """Tokenize the texts, without padding (the collator pads batches).
 
-    Args:
-        dataset: The rows.
-        task: The task.
-        tokenizer: The tokenizer.
-        max_length: Maximum number of tokens, including special tokens, at most that of the tokenizer; the longer of two
-            texts is truncated first.
+    ``max_length`` is the maximum number of tokens, including special tokens, at most that of the tokenizer; the longer
+    of two texts is truncated first.
 
     Returns:
         What :meth:`TaskType.tokenize` makes of the rows, "labels", if there are any, and "length", in tokens.

@@ -154,12 +154,8 @@ def read_unlabelled(
 ) -> tuple[list[str], dict[str, int]]:
     """Read texts, at most :data:`MOST_TEXTS`, from the column of a file, or its only column.
 
-    Args:
-        file: Path of the file.
-        column: Name of the column of texts in training.
-        trained_on: Texts of training rows. These and repeated texts are left out, see :func:`same_text`.
-        scored: Texts of rows to score on, which are counted only.
-        skip_bad_rows: Leave empty texts out.
+    Texts that are trained on, and repeated ones, are left out, see :func:`same_text`; those of rows to score on are
+    only counted.
 
     Returns:
         The texts, the same each time, and their numbers: ``texts``, ``repeated`` (which are left out), ``not_sampled``

@@ -27,6 +27,7 @@ from attendrop.tasks.table import (
     INPUTS,
     LABEL_TYPES,
     LABELS,
+    WRONG,
     BadRows,
     BadValue,
     Table,
@@ -119,7 +120,7 @@ def load_files(
         tables[split] = _not_empty(read.read([label_column], read_names, bad))
     train = tables["train"]
     task_type = kind.from_labels(train, label_column)
-    if bad.keeps_unknown and "dev" in tables:
+    if bad.unknown_labels == WRONG and "dev" in tables:
         task_type = task_type.with_unknown(tables["dev"].column(label_column))
     splits = {}
     for split, table in tables.items():
@@ -188,7 +189,7 @@ def stream_file(
         table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:
             table = table.read([label_column], task_type.read_names, bad)
-            if bad.keeps_unknown:
+            if bad.unknown_labels == WRONG:
                 task_type = task_type.with_unknown(table.column(label_column))
             table = table.read([label_column, INPUTS], task_type.read_label, bad, LABELS)
         if len(table):

@@ -114,11 +114,9 @@ def error_analysis(
 
 
 def calibration(logits: Array, labels: Array) -> dict[str, Any]:
-    """Compare the confidence of a model with its accuracy.
+    """Compare the confidence of a model, by logits ``(rows, classes)``, with its accuracy.
 
-    Args:
-        logits: ``(rows, classes)``.
-        labels: Class ids ``(rows,)``; ids that are not a class count as wrong.
+    Labels are class ids ``(rows,)``; ids that are not a class count as wrong.
 
     Returns:
         ``error``, the expected calibration error (Guo et al., 2017) over ten bins of equal width; ``bins`` with rows,

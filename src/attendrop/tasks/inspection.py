@@ -277,31 +277,30 @@ def as_meant(
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
     semicolons, as spreadsheets write it.
     """
-    if column is not None and column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
-
-        def answer(value: Any) -> None:
-            if yes_or_no(value) is None:
-                raise BadValue(f"{value!r} does not say whether the row has this label; write 0 or 1")
-
-        table.values(names)  # raises if one is missing
-        for name in names:
-            table = table.read([name], answer, bad or BadRows())
-        marked = [[n for n, value in zip(names, row, strict=True) if yes_or_no(value)] for row in table.values(names)]
-        table = table.with_column(column, marked)
-    if column is None or column not in table.columns:
+    if column is None:
         return table
-    if label_type in ("auto", "labels") and (names := vector_names(table, column, meanings)):
+    columns = [column] if column in table.columns else label_columns(table.columns, column)
+    is_one = len(columns) == 1
+    if is_one and column not in table.columns:
+        return table
+    names = columns
+    if is_one:
+        names = vector_names(table, column, meanings) if label_type in ("auto", "labels") else []
+    if names:
 
-        def marked_names(value: Any) -> list[str]:
-            vector = _vector(value)
-            if len(vector) != len(names) or None in vector:
-                raise BadValue(
-                    f"{written(value)[:60]!r} is no vector of {len(names)} zeros and ones, one for each name"
-                )
-            return [name for name, is_so in zip(names, vector, strict=True) if is_so]
+        def marked(*values: Any) -> list[str]:
+            found = _vector(values[0]) if is_one else list(map(yes_or_no, values))
+            if len(found) != len(names) or (is_one and None in found):
+                shown = written(values[0])[:60]
+                raise BadValue(f"{shown!r} is no vector of {len(names)} zeros and ones, one for each name")
+            if None in found:
+                place = found.index(None)
+                says = "does not say whether the row has this label; write 0 or 1"
+                raise BadValue(f"{values[place]!r} {says}", place)
+            return [name for name, is_so in zip(names, found, strict=True) if is_so]
 
-        table = table.read([column], marked_names, bad or BadRows(), LABELS)
-        return table.with_column(column, table.column(LABELS))
+        table = table.read(columns, marked, bad or BadRows(), LABELS)
+        table = table.with_column(column, table.column(LABELS))
 
     def meaning(value: Any, several: bool) -> Any:
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
@@ -474,15 +473,8 @@ def check_form(
 ) -> None:
     """Refuse labels in a form that is not read, chats, and a multiple choice that nobody asked for.
 
-    Args:
-        table: Rows of training, their labels as they are meant.
-        text_columns: Columns of the texts.
-        columns: The column of the labels; none if it is not known.
-        label_type: Type of the labels.
-        guessed: Whether the columns are guessed, so that another may be meant.
-
-    Raises:
-        AttendropError: It says what the labels are, with an example, and what to do.
+    The error says what the labels are, with an example, and what to do. Labels of training are given as they are meant;
+    their column is not known if there is none in ``columns``, and another may be meant if it is ``guessed``.
     """
     for name in text_columns:
         first = _parsed(next(iter(_some(table, name)), None))

@@ -163,15 +163,7 @@ def tabbed_rows(
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
 
-    Args:
-        path: The file.
-        split: Test rows have no labels, unless ``tests_have_labels``.
-        texts: Columns of the texts.
-        label: Column of the labels.
-        header: The columns of files that have no header line.
-        index: Column with the ids of rows; where it has no whole number, rows are numbered.
-        groups: Further columns to read.
-        tests_have_labels: Whether test rows have labels.
+    ``header`` is for files that have no header line. Where the column ``index`` has no whole number, rows are numbered.
     """
     labelled = tests_have_labels or not split.startswith("test")
     wanted = (*texts, *((label,) if labelled else ()))

@@ -18,7 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
@@ -27,7 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attendrop.errors import AttendropError, check_choice, check_known
+from attendrop.errors import AttendropError, check_known
 from attendrop.support.files import finite, write_bytes
 from attendrop.wording import counted, names_of
 
@@ -283,24 +283,15 @@ class SkippedRow:
     row: Any  # values by column, or what could be read of a row that has no columns
 
 
+@dataclass(kw_only=True)
 class BadRows:
-    """Collector of invalid rows.
+    """Collector of invalid rows."""
 
-    Args:
-        skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
-        unknown_labels: Whether labels that training lacks are invalid, ``"error"`` (default), or count as ``"wrong"``.
-
-    Attributes:
-        skipped: The invalid rows.
-        left_out: These, and rows without any value, by their number in the file, from 0: they have no answer.
-    """
-
-    def __init__(self, *, skip: bool = False, unknown_labels: str | None = None) -> None:
-        check_choice("unknown_labels", unknown_labels or ERROR, UNKNOWN_LABELS)
-        self.skip = skip
-        self.keeps_unknown = unknown_labels == WRONG
-        self.skipped: list[SkippedRow] = []
-        self.left_out: dict[int, SkippedRow] = {}
+    skip: bool = False  # keep invalid rows in `skipped` instead of raising an error for the first
+    unknown_labels: str | None = None  # whether labels that training lacks are an "error", or count as "wrong"
+    skipped: list[SkippedRow] = field(default_factory=list)  # the invalid rows
+    # These, and rows without any value, by their number in the file, from 0: they have no answer.
+    left_out: dict[int, SkippedRow] = field(default_factory=dict)
 
     def add(self, path: Path, place: str, index: int, reason: str, row: Any) -> None:
         """Report an invalid row, see :class:`SkippedRow`; raise AttendropError unless such rows are skipped."""
@@ -598,11 +589,8 @@ def encoding_of(path: Path) -> str:
 def text_lines(path: Path, longest: int = LONGEST) -> Iterator[Iterator[str]]:
     """Iterate over the lines of a text file, with their line ends; warn of an encoding that is a guess.
 
-    Lines end in a line feed, or in a carriage return in a file that begins without a line feed, as once on Macs.
-
-    Args:
-        path: The file, which gzip may have packed; "-" is standard input.
-        longest: Number of characters of a line, at most.
+    Lines end in a line feed, or in a carriage return in a file that begins without a line feed, as once on Macs. They
+    have at most ``longest`` characters. The file may be packed by gzip; "-" is standard input.
 
     Raises:
         AttendropError: The file is empty, of another kind, or not in the encoding in which it begins.

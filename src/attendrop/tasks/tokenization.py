@@ -112,12 +112,9 @@ def split_long(
 ) -> dict[str, list[Any]]:
     """Cut encoded texts, or split them into windows of ``max_length`` tokens, each with its special tokens.
 
-    Args:
-        whole: Columns of the encoded texts, not truncated, with an entry for each token.
-        tokenizer: The tokenizer.
-        max_length: Maximum number of tokens, including special tokens.
-        long_texts: ``"head+tail"`` keeps a quarter of ``max_length`` from the beginning and the rest from the end (Sun
-            et al., 2019); ``"windows"`` keeps all tokens: windows are spread evenly and overlap by a quarter at least.
+    ``whole`` has the columns of the encoded texts, not truncated, with an entry for each token. ``"head+tail"`` keeps a
+    quarter of ``max_length`` from the beginning and the rest from the end (Sun et al., 2019); ``"windows"`` keeps all
+    tokens: windows are spread evenly and overlap by a quarter at least.
 
     Returns:
         The columns, with a row for each piece, and "document".
