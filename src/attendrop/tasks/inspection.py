@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -43,6 +40,7 @@ from attendrop.tasks.table import (
     listed,
     may_be_missing,
     number_form,
+    parsed,
     plain,
     read_class,
     read_table,
@@ -245,7 +243,7 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
 
 def _vector(value: Any) -> list[bool | None]:
     """Return what a vector of zeros and ones, also as NumPy prints it, says of each label; None of other items."""
-    found = _parsed(value)
+    found = parsed(value)
     items = found if isinstance(found, list) else _ITEM.findall(_AROUND.sub("", written(value)))
     return list(map(yes_or_no, items))
 
@@ -477,7 +475,7 @@ def check_form(
     their column is not known if there is none in ``columns``, and another may be meant if it is ``guessed``.
     """
     for name in text_columns:
-        first = _parsed(next(iter(_some(table, name)), None))
+        first = parsed(next(iter(_some(table, name)), None))
         if isinstance(first, list) and first and all(isinstance(each, dict) and "role" in each for each in first):
             raise AttendropError(
                 f"{table.path}: {name!r} has chats; to classify them, write each as one text. A causal language model "
@@ -527,20 +525,9 @@ def _some(table: Table, name: str, most: int = _MOST_VALUES) -> list[Any]:
     return list(islice((value for value in table.column(name) if not may_be_missing(str(value))), most))
 
 
-def _parsed(value: Any) -> Any:
-    """Return what a text stands for in JSON, or as Python prints it; other values as they are."""
-    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", "("):
-        return value
-    with suppress(ValueError, RecursionError):
-        return json.loads(value)
-    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return ast.literal_eval(value.strip())
-    return value
-
-
 def _form(value: Any) -> str:
     """Return the form of a label that is not read, of :data:`_REMEDIES`; empty for a name, a number or their list."""
-    found, items = _parsed(value), list[str]()
+    found, items = parsed(value), list[str]()
     if isinstance(found, list | tuple):
         items = list(map(written, found))
     elif isinstance(value, str) and number_form(value) == "text":  # with brackets, spaces or separators around them
@@ -552,7 +539,7 @@ def _form(value: Any) -> str:
     tags = listed(value) or written(value).split()
     if len(tags) > 1 and "O" in tags and all(TAG.fullmatch(written(tag)) for tag in tags):
         return _TAGS
-    holds = isinstance(found, list) and any(isinstance(_parsed(item), dict | list | tuple) for item in found)
+    holds = isinstance(found, list) and any(isinstance(parsed(item), dict | list | tuple) for item in found)
     return _OBJECTS if holds or isinstance(found, dict | tuple | set) else ""
 
 

@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -224,22 +224,23 @@ def yes_or_no(value: Any) -> bool | None:
     return _YES_NO.get(text.split(".")[0] if number_form(text) == "whole" else text)
 
 
-def listed(value: Any) -> list[Any] | None:
-    """Return a list, also one in JSON, or as Python or NumPy print one, which pandas writes; None for anything else."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else None
+def parsed(value: Any) -> Any:
+    """Return what a text stands for in JSON, or as Python or NumPy print it, as in pandas; other values as they are."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", "("):
+        return value
     text = value.strip()
-    if not (text.startswith("[") and text.endswith("]")):
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            if _ARRAY.fullmatch(text):  # of which Python would join the texts
-                return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
-            found = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        if _ARRAY.fullmatch(text):  # of which Python would join the texts
+            return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
+        return ast.literal_eval(text)
+    return value
+
+
+def listed(value: Any) -> list[Any] | None:
+    """Return a list, also one that a text stands for; None for anything else."""
+    found = parsed(value)
     return found if isinstance(found, list) else None
 
 

@@ -6,8 +6,8 @@ PyTorch is not imported until a tokenizer is loaded, for options name what is he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,20 +143,15 @@ def split_long(
     return rows
 
 
-def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
-    """Yield the slice of the encoded rows of each text; they are consecutive."""
-    first = 0
-    for _, rows in groupby(encoded[DOCUMENT][:]):
-        last = first + len(list(rows))
-        yield slice(first, last)
-        first = last
+def first_rows(documents: Sequence[int]) -> list[int]:
+    """Return the first row of each text, given the number of the text of each row, in ascending order."""
+    return [row for row, number in enumerate(documents) if not row or number != documents[row - 1]]
 
 
 def texts_of(rows: Dataset) -> list[range]:
     """Return the rows of each text in an encoded data set; one, unless the set has the column "document"."""
-    if DOCUMENT not in rows.column_names:
-        return [range(row, row + 1) for row in range(len(rows))]
-    return [range(each.start, each.stop) for each in document_slices({DOCUMENT: rows[DOCUMENT]})]
+    starts = first_rows(rows[DOCUMENT][:]) if DOCUMENT in rows.column_names else list(range(len(rows)))
+    return [range(*ends) for ends in pairwise([*starts, len(rows)])]
 
 
 def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:
@@ -165,7 +160,7 @@ def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.
         return raw
     import numpy as np
 
-    starts = [rows.start for rows in document_slices(encoded)]
+    starts = first_rows(encoded[DOCUMENT][:])
     counts = np.diff([*starts, len(raw)]).reshape(-1, *[1] * (raw.ndim - 1))
     means: np.ndarray[Any, Any] = np.add.reduceat(raw, starts, axis=0) / counts
     return means.astype(raw.dtype)
@@ -173,4 +168,4 @@ def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.
 
 def of_documents(values: Sequence[Any], encoded: Mapping[str, Any]) -> Sequence[Any]:
     """Return the value of each text, of values that all rows of a text have."""
-    return values if DOCUMENT not in encoded else [values[rows.start] for rows in document_slices(encoded)]
+    return values if DOCUMENT not in encoded else [values[row] for row in first_rows(encoded[DOCUMENT][:])]
