@@ -19,6 +19,7 @@ from attendrop.errors import AttendropError, check_known
 from attendrop.support.files import first_line
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
+from attendrop.tasks.entities import to_iob2
 from attendrop.tasks.table import (
     SOURCE,
     TARGET,
@@ -450,7 +451,7 @@ _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 
 def _tagged_rows(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | None = None) -> Iterator[Row]:
-    """Read words, and their tags, from the first and the last column.
+    """Read words, and their tags, from the first and the last column; IOB1 becomes IOB2.
 
     ``parts``: of a split, only sentences of some files of the Wall Street Journal, which comments name.
     """
@@ -461,7 +462,7 @@ def _tagged_rows(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | 
                 number, (first, last) = name.removeprefix("wsj_"), parts[split]
                 if not number.isdecimal() or not first <= int(number) <= last:
                     continue
-            yield Row(path, f"line {line}", ([word[0] for word in words],), [word[-1] for word in words])
+            yield Row(path, f"line {line}", ([word[0] for word in words],), to_iob2([word[-1] for word in words]))
 
 
 def _hub_tags(tag_column: str, name: str, raw: Dataset) -> Iterator[Row]:

@@ -197,8 +197,8 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        """Return the columns of a data set that are made of this number of text columns of a file."""
-        return cls.inputs[: max(text_columns, cls.least_inputs)]
+        """Return the columns of a data set that are made of this number of text columns of a file; of one, all."""
+        return cls.inputs if cls.most_inputs == 1 else cls.inputs[: max(text_columns, cls.least_inputs)]
 
     @classmethod
     def read_inputs(cls, *texts: Any) -> list[Any]:

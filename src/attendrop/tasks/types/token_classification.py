@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -27,7 +26,6 @@ from attendrop.tasks.entities import (
     read_spans,
     span_tags,
     tagged_spans,
-    to_iob2,
     words_of,
 )
 from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
@@ -50,7 +48,7 @@ class TokenClassification(TaskType):
     the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of -1e30: their
     prediction is "O" where tags mark entities, otherwise none, which is wrong.
 
-    Tags of entities are read as IOB1 or IOB2, and written as IOB2; tags with other prefixes stay as they are.
+    Tags of entities are in IOB2, see :func:`attendrop.tasks.entities.as_iob2`, or have other prefixes.
     """
 
     kind = "token-classification"
@@ -101,22 +99,16 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     @classmethod
     def from_labels(cls, train: Table, column: str) -> Self:
         """Make the kind whose tags are those of the training file: "O" first, then by type and prefix."""
-        rows = [read_list(value, "tag") for value in train.column(column)]
-        by_type = are_entity_tags(chain(*rows))
-        names = set(chain(*map(to_iob2, rows) if by_type else rows))
+        names = {tag for value in train.column(column) for tag in read_list(value, "tag")}
+        by_type = are_entity_tags(names)
         ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
         return cls.of_names(ordered, train.path)
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
-        tags = self.read_names(value)
-        found: list[int] = super().read_label(to_iob2(tags) if self._entity_types else tags)
-        if inputs is not None and len(inputs[0]) != len(tags):
-            raise BadValue(f"{len(inputs[0])} words, but {len(tags)} tags; give one for each word")
+        found: list[int] = super().read_label(value)
+        if inputs is not None and len(inputs[0]) != len(found):
+            raise BadValue(f"{len(inputs[0])} words, but {len(found)} tags; give one for each word")
         return found
-
-    def with_unknown(self, values: Iterable[Any]) -> Self:
-        tags = map(self.read_names, values)
-        return super().with_unknown(map(to_iob2, tags) if self._entity_types else tags)
 
     # Tokens -----------------------------------------------------------------------------------------------------------
 
@@ -227,7 +219,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             return [np.where(row == NO_TOKEN, absent, row) for row in rows]
 
         def f1_macro(gold: Array, outputs: Array) -> float:
-            tags, found = flat(gold), flat(predicted(outputs))
+            tags, found = np.concatenate(list(gold)), np.concatenate(predicted(outputs))
             occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
             return float(f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0))
 
@@ -258,7 +250,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        logits = np.log(np.bincount(flat(train), minlength=len(self.label_names)) + 1)
+        logits = np.log(np.bincount(np.concatenate(list(train)), minlength=len(self.label_names)) + 1)
         answer = self.label_names[logits.argmax()]
         return answer, row_array([np.tile(logits, (len(row), 1)) for row in references])
 
@@ -295,10 +287,6 @@ class EntitySpans(TokenClassification):
 import re
 words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict divides all scripts, and returns spans
 {TokenClassification.example}"""
-
-    @classmethod
-    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        return cls.inputs
 
     @classmethod
     def read_inputs(cls, *texts: Any) -> list[Any]:
@@ -348,11 +336,6 @@ def _labelled(labels: Array) -> Array:
 def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     """Return the entities of a sentence: type, first and last word; remembered, for the resamples of a bootstrap."""
     return frozenset(get_entities(list(tags)))
-
-
-def flat(rows: Iterable[Any]) -> Array:
-    """Concatenate the numbers of all rows."""
-    return np.fromiter(chain(*rows), dtype=int)
 
 
 def read_list(value: Any, what: str) -> list[str]:
