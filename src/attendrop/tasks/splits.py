@@ -200,33 +200,25 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
     # In the order of their first rows, large groups would mostly be held out.
     places = _shuffled(max(texts) + 1, seed) if GROUP in dataset.column_names else None
-    held = None
+    order, labels = _shuffled(len(texts), seed), [0] * len(texts)
     if len(task.type.strata) > 1:
-        held = _stratified(task.type.strata_of(dataset), texts, places, count, seed)
-    if held is None:
-        held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts, places)
-    return _divided(dataset, held)
-
-
-def _stratified(
-    labels: Sequence[int], texts: Sequence[int], places: Sequence[int] | None, count: int, seed: int
-) -> set[int] | None:
-    """Sample about ``count`` rows, stratified by class; None, with a warning, if that is not possible."""
-    classes_of = _classes_of(labels, texts)
-    sizes = Counter(label for classes in classes_of.values() for label in classes)
-    divisible = [row for row, text in enumerate(texts) if all(sizes[label] > 1 for label in classes_of[text])]
-    strata = [labels[row] for row in divisible]
-    rows_of = Counter(strata)
-    enough = max(count, len(rows_of))
-    if enough > len(divisible) - len(rows_of) or min(rows_of.values(), default=0) < 2:
-        warnings.warn(
-            f"{len(labels)} rows of {len(sizes)} classes are too few to hold out {count} by class: "
-            "they were sampled without stratification.",
-            stacklevel=3,
-        )
-        return None
-    kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
-    return _whole_texts([*held, *kept], enough, labels, texts, places)
+        classes = task.type.strata_of(dataset)
+        classes_of = _classes_of(classes, texts)
+        sizes = Counter(label for each in classes_of.values() for label in each)
+        divisible = [row for row, text in enumerate(texts) if all(sizes[label] > 1 for label in classes_of[text])]
+        strata = [classes[row] for row in divisible]
+        rows_of = Counter(strata)
+        enough = max(count, len(rows_of))
+        if enough > len(divisible) - len(rows_of) or min(rows_of.values(), default=0) < 2:
+            warnings.warn(
+                f"{len(classes)} rows of {len(sizes)} classes are too few to hold out {count} by class: they were "
+                "sampled without stratification.",
+                stacklevel=2,
+            )
+        else:
+            kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
+            order, labels, count = [*held, *kept], list(classes), enough
+    return _divided(dataset, _whole_texts(order, count, labels, texts, places))
 
 
 def _whole_texts(

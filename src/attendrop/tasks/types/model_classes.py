@@ -78,11 +78,6 @@ class _FamilyMeanPooling(MeanPooling):
             shutil.copyfile(MODELING_FILE, Path(save_directory, MODELING_FILE.name))
 
 
-def pools_mean(model: Any) -> bool:
-    """Return whether a model is one of this module's classes."""
-    return isinstance(model, MeanPooling)
-
-
 def read_config(place: str) -> PreTrainedConfig:
     """Load the configuration of a model, given its folder or hub id; of a classifier of the mean, its family's."""
     config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
