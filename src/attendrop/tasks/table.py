@@ -857,9 +857,10 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
 
     # An array may be a single line, and is in memory as a whole.
     with text_lines(path, 64 * LONGEST if may_be_array else LONGEST) as lines:
-        unit, found = "line", None
+        unit = "line"
         if may_be_array:
             text = "".join(lines)
+            found: Any = None
             try:
                 found = json.loads(text)
             except (ValueError, RecursionError) as error:

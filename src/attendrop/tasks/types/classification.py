@@ -52,7 +52,8 @@ def scored(score: Callable[..., Any], read: Callable[[Array], Array], span: floa
 
 def predicted_classes(logits: Array) -> Array:
     """Return the class of each row of logits ``(rows, classes)``."""
-    return np.argmax(logits, axis=1)
+    classes: Array = logits.argmax(axis=1)
+    return classes
 
 
 def _averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
