@@ -76,9 +76,8 @@ def why_no_rows(names: Collection[str], rows: int = 0) -> str:
     """
     telling = set(telling_names(names))
     if len(telling) < (1 - _WITHOUT_WORDS) * len(names):
-        return (
-            f"{next(name for name in names if name not in telling)!r} does not tell its class from the others in words"
-        )
+        unclear = next(name for name in names if name not in telling)
+        return f"{unclear!r} does not tell its class from the others in words"
     if rows > MOST_ROWS_PER_CLASS * len(names):
         return f"there are more than {MOST_ROWS_PER_CLASS} rows a class"
     return ""
@@ -102,9 +101,7 @@ def check_texts(label_names: str | None, unlabelled: str | None, *of_data: Any) 
         )
     of_labels = f"and not for labels of type {label_type!r}" if label_type == "labels" else ""
     if unlabelled is not None and (why := reason or of_labels):
-        raise AttendropError(
-            f"unlabelled '{unlabelled}' is for one class of rows of one text in files, {why}; omit it."
-        )
+        raise AttendropError(f"unlabelled '{unlabelled}' is for a class of rows of one text in files, {why}; omit it.")
     return reason
 
 

@@ -81,8 +81,7 @@ class PredictionWriter:
         self.format = output_format(path, format)
         if task.name in GLUE and (probabilities or keep_columns):
             raise AttendropError(
-                f"A submission of {task.name} has the columns index and prediction; to add others, give your own file "
-                "instead of the task."
+                f"A submission of {task.name} has the columns index and prediction; give your own file to add others."
             )
         if probabilities:
             task.type.check_probabilities()
@@ -124,9 +123,7 @@ class PredictionWriter:
         found = []
         for row, new in zip(kept, added, strict=True):
             if taken := [name for name in new if name in row]:
-                raise AttendropError(
-                    f"The input has a column {taken[0]!r}, a name that the predictions use; rename it."
-                )
+                raise AttendropError(f"The input has a column {taken[0]!r}, as the predictions have; rename it.")
             found.append(row | new)
         self._fields = table.own_columns if table is not None and table.delimiter else []
         if empty := self._left_out(found[0], numbers[-1]):
@@ -169,10 +166,8 @@ class PredictionWriter:
             for row in rows:
                 values = [["_"] if value is None else value for value in row.values()]
                 if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
-                    raise AttendropError(
-                        f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or "
-                        ".csv."
-                    )
+                    problem = f"A .conll file has an entry for each word, and {', '.join(row)} do not"
+                    raise AttendropError(f"{problem}; write .jsonl, .tsv or .csv.")
                 for word in zip(*values, strict=True):  # tabs and line breaks would divide words
                     fields = ("_" if entry is None else re.sub(r"[\t\r\n]", " ", str(entry)) for entry in word)
                     self._file.write("\t".join(fields) + "\n")

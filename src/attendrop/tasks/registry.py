@@ -92,10 +92,8 @@ class Source:
             return root
         name = self.folders[0]
         places = f"neither '{self.within}/{name}' nor '{name}'" if self.within else f"no folder '{name}'"
-        raise AttendropError(
-            f"the data folder {str(root)!r} holds {places}, nor a file such as {files[0]!r}; name a folder that has "
-            "one."
-        )
+        problem = f"the data folder {str(root)!r} holds {places}, nor a file such as {files[0]!r}"
+        raise AttendropError(f"{problem}; name a folder that has one.")
 
     def files(self, folder: Path, split: str) -> list[Path]:
         """Return the files of a split that are in a folder."""

@@ -194,9 +194,7 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
     texts = groups_of(dataset, task)
     if max(texts) == 0:
         same = "group" if GROUP in dataset.column_names else "text"
-        raise AttendropError(
-            f"{len(dataset)} rows of the same {same} cannot be split; hold out a fraction of 0, or add data."
-        )
+        raise AttendropError(f"{len(dataset)} rows of the same {same} cannot be split; hold out 0, or add data.")
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
     # In the order of their first rows, large groups would mostly be held out.
     places = _shuffled(max(texts) + 1, seed) if GROUP in dataset.column_names else None

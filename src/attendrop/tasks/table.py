@@ -473,10 +473,8 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
         else:
             bad.add(Path(left_out.file), left_out.place, row, left_out.reason, left_out.row)
     if table is None:
-        first = found.skipped[0]
-        raise AttendropError(
-            f"{path} has no valid row: {counted(len(found.skipped), 'row')} skipped; {first.place}: {first.reason}."
-        )
+        first, skipped = found.skipped[0], counted(len(found.skipped), "row")
+        raise AttendropError(f"{path} has no valid row: {skipped} skipped; {first.place}: {first.reason}.")
     return table
 
 
@@ -662,9 +660,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
     with text_lines(path) as lines:
         first = list(islice(lines, _SNIFFED))
         if marker := _FASTTEXT.search(next(filter(str.strip, first))):
-            raise AttendropError(
-                f"{path} is a fastText file, with labels such as {marker[0].strip()!r} in its texts; name it .txt."
-            )
+            raise AttendropError(f"{path} is a fastText file, with labels such as '{marker[0].strip()}'; name it .txt.")
         if said := _SEPARATOR_LINE.fullmatch(first[0]):
             first[0] = "\n"  # no header, but a line to count
         delimiter = said[1] if said else delimiter_of(first, usual)
@@ -752,9 +748,7 @@ def _rows_of(
         _, line, record = next((each for each in words if len(each[2]) != width), words[0])
         problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
         if number in known:
-            problem = (
-                f"words of sentence {number!r} are also before other sentences; sort them, or number each sentence"
-            )
+            problem = f"words of sentence {number!r} are also before other sentences; sort them, or number each"
         if number in known or len(record) != width:
             bad.add(path, f"line {line}", index, problem, record)
         else:

@@ -81,8 +81,7 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     largest, embedding = max(tokenizer.get_vocab().values(), default=0), model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
         raise AttendropError(
-            f"The tokenizer of {name!r} has {largest + 1} tokens, its model only {embedding.num_embeddings}: "
-            "they do not belong together."
+            f"The tokenizer of {name!r} has {largest + 1} tokens, its model {embedding.num_embeddings}; use its own."
         )
     if (limit := position_limit(model)) is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)

@@ -256,9 +256,7 @@ logits = model(**inputs).logits"""
     def with_unknown(self, values: Iterable[Any]) -> Self:
         """Add names in labels that this kind does not know to ``unknown_names``; refuse it if there can be none."""
         if not self.keeps_unknown:
-            raise AttendropError(
-                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
-            )
+            raise AttendropError(f"unknown-labels 'wrong' is for classes and for tags of words, not {self.labels_are}.")
         names = dict.fromkeys(name for value in values for name in self.read_names(value))
         new = [name for name in names if name not in self.label_ids]
         return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
@@ -338,10 +336,8 @@ logits = model(**inputs).logits"""
         special = tokenizer.num_special_tokens_to_add(len(self.inputs_in(columns)) > 1)
         limit = tokenizer.model_max_length
         if max_length <= special:
-            raise AttendropError(
-                f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special "
-                "tokens; raise it."
-            )
+            problem = f"a maximum length of {max_length} leaves no room for text"
+            raise AttendropError(f"{problem}: the tokenizer adds {special} special tokens; raise it.")
         if max_length > limit and max_length != DEFAULT_MAX_LENGTH:
             warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=2)
         return min(max_length, limit)
@@ -401,10 +397,8 @@ logits = model(**inputs).logits"""
         if outputs.dtype != object and np.isfinite(outputs).all():
             return outputs
         if bad := sum(not np.isfinite(getattr(row, "log_likelihood", row)).all() for row in outputs):
-            raise AttendropError(
-                f"the model's output is NaN or infinite for {bad} of {len(outputs)} rows: training diverged; lower the "
-                "learning rate."
-            )
+            problem = f"the model's output is NaN or infinite for {bad} of {len(outputs)} rows"
+            raise AttendropError(f"{problem}: training diverged; lower the learning rate.")
         return outputs
 
     def decode(self, outputs: Array) -> list[Any]:
