@@ -327,7 +327,6 @@ def predict(
     ) as writer:  # fmt: skip
         for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
-        writer.write_left_out()
     return _described(model, rows) | {"output": output}
 
 

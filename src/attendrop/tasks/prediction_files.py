@@ -130,10 +130,6 @@ class PredictionWriter:
             found = [row for _, row in sorted([*empty, *zip(numbers, found, strict=True)], key=itemgetter(0))]
         self._write(found)
 
-    def write_left_out(self) -> None:
-        """Write the empty answers to what was left out of the input after the last row that has an answer."""
-        self._write([row for _, row in self._left_out(self._columns, None)])
-
     def _left_out(self, columns: Iterable[str], before: int | None) -> list[tuple[int, dict[str, Any]]]:
         """Make the empty answers to rows that were left out, with what could be read of the columns that are kept."""
         found = []
@@ -201,21 +197,24 @@ class PredictionWriter:
     ) -> None:
         if self._file is None:
             return
+        try:
+            if error is None:  # what was left out after the last row that has an answer
+                self._write([row for _, row in self._left_out(self._columns, None)])
+            if self._file is sys.stdout:
+                self._file.flush()
+            else:
+                self._file.close()
+                if error is None:
+                    os.replace(self._file.name, self.path)
+        finally:
+            if self._file is not sys.stdout:
+                Path(self._file.name).unlink(missing_ok=True)
         if self._formulas and not self._apostrophe and error is None:
             logger.warning(
                 "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; "
                 "--escape-formulas writes an apostrophe there.",
                 *(self.path, counted(self._formulas, "cell")),
             )
-        if self._file is sys.stdout:
-            self._file.flush()
-            return
-        try:
-            self._file.close()
-            if error is None:
-                os.replace(self._file.name, self.path)
-        finally:
-            Path(self._file.name).unlink(missing_ok=True)
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
