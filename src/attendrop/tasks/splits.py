@@ -13,7 +13,7 @@ import random
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ def groups_of(rows: Dataset, task: Task) -> list[int]:
     """
     texts = task.type.texts(rows)
     known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
-    numbers = merged(*known, near_duplicates(_joined(texts)))
+    numbers = merged(*known, near_duplicates(["\n".join(parts) for parts in texts]))
     return numbers if max(numbers, default=0) + 1 >= _LEAST_GROUPS else merged(*known)
 
 
@@ -296,7 +296,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
     """
-    texts, groups = _joined(task.type.texts(rows)), max(2, round(1 / fraction))
+    texts, groups = ["\n".join(parts) for parts in task.type.texts(rows)], max(2, round(1 / fraction))
     strata = task.type.strata_of(rows) if len(task.type.strata) > 1 else [0] * len(rows)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for row, stratum in enumerate(strata):
@@ -442,7 +442,7 @@ def class_likeness(rows: Dataset, task: Task) -> dict[str, float] | None:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
     try:
-        vectors = text_vectorizer().fit_transform(_joined(task.type.texts(rows)))
+        vectors = text_vectorizer().fit_transform("\n".join(parts) for parts in task.type.texts(rows))
     except ValueError:  # of scikit-learn: an empty vocabulary
         return None
     labels = np.asarray(task.type.strata_of(rows))
@@ -467,7 +467,3 @@ def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int,
     nearest = NearestNeighbors(n_neighbors=1, metric="cosine").fit(known)
     distances, rows = nearest.kneighbors(vectorizer.transform(texts))
     return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
-
-
-def _joined(rows: Iterable[Sequence[Any]]) -> list[str]:
-    return ["\n".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in parts) for parts in rows]
