@@ -22,7 +22,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import nearest_texts
 from attendrop.tasks.table import plain
-from attendrop.tasks.types.base import Array
+from attendrop.tasks.types.base import Answer, Array
 from attendrop.tasks.types.classification import MultiLabel, predicted_classes
 from attendrop.wording import counted
 
@@ -46,22 +46,17 @@ _STEPS, _FIRST = 20, 4
 def error_analysis(
     task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None = None
 ) -> dict[str, Any] | None:
-    """Analyse the errors of a model; return JSON values.
+    """Analyse the errors of a model, by logits ``(rows, classes)``, on rows as they were loaded; return JSON values.
 
-    Args:
-        task: The task.
-        outputs: Logits of the rows, ``(rows, classes)``.
-        references: Class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
-        rows: The rows as they were loaded.
-        train: The training rows, in which the nearest neighbours of errors are searched; None: there is no search.
+    References are class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
 
     Returns:
         ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. For single classes also
         ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
-        :func:`calibration`; ``coverage``, see :func:`accuracy_at_coverage`; and ``errors``,
-        the most confident wrong predictions: ``row`` (in the file, from 0), ``text, class, predicted, probability``,
-        and with training rows ``nearest``: the most similar one by TF-IDF, with ``text, class, likeness`` (cosine, 0 to
-        1). None for other kinds of predictions.
+        :func:`calibration`; ``coverage``, see :func:`accuracy_at_coverage`; and ``errors``, the most confident wrong
+        predictions: ``row`` (in the file, from 0), ``text, class, predicted, probability``, and with training rows
+        ``nearest``: the most similar one by TF-IDF, with ``text, class, likeness`` (cosine, 0 to 1). None for other
+        kinds of predictions.
     """
     task_type = task.type
     if not task_type.num_classes and not isinstance(task_type, MultiLabel):
@@ -71,29 +66,28 @@ def error_analysis(
     predicted: Array = predicted_classes(outputs) if task_type.num_classes else expit(outputs) > 0.5
     found = precision_recall_fscore_support(references, predicted, labels=list(numbers), zero_division=0.0)
     counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(numbers))
+    columns = zip(task_type.label_names, *(part.tolist() for part in found), counts.tolist(), strict=True)
     classes = [
-        {"class": name, "rows": int(rows), "predicted": int(count), "precision": p, "recall": r, "f1": f1}
-        for name, p, r, f1, rows, count in zip(
-            task_type.label_names, *(part.tolist() for part in found), counts, strict=True
-        )
+        {"class": name, "rows": rows, "predicted": count, "precision": p, "recall": r, "f1": f1}
+        for name, p, r, f1, rows, count in columns
     ]
     if not task_type.num_classes:
         return {"classes": classes}
     wrong = np.flatnonzero(predicted != references)
     confused = Counter(zip(references[wrong], predicted[wrong], strict=True))
-    probabilities, texts = softmax(outputs, axis=1)[wrong, predicted[wrong]], task_type.texts(rows)
+    probabilities, texts = softmax(outputs, axis=1).max(axis=1), task_type.texts(rows)
     errors: list[dict[str, Any]] = [
         {
-            "row": rows["index"][int(wrong[place])],
-            "text": " | ".join(map(str, texts[wrong[place]])),
-            "class": names[references[wrong[place]]],
-            "predicted": names[predicted[wrong[place]]],
-            "probability": float(probabilities[place]),
+            "row": rows["index"][int(row)],
+            "text": " | ".join(texts[row]),
+            "class": names[references[row]],
+            "predicted": names[predicted[row]],
+            "probability": float(probabilities[row]),
         }
-        for place in np.argsort(-probabilities, kind="stable")[:_LISTED]
+        for row in wrong[np.argsort(-probabilities[wrong], kind="stable")[:_LISTED]]
     ]
     if train is not None and errors:
-        known, labels = [" | ".join(map(str, text)) for text in task_type.texts(train)], task_type.strata_of(train)
+        known, labels = [" | ".join(text) for text in task_type.texts(train)], task_type.strata_of(train)
         same: defaultdict[str, list[int]] = defaultdict(list)
         for row, text in enumerate(known):
             same[plain(text)].append(row)
@@ -246,9 +240,7 @@ def confidences(logits: Array) -> Array:
     return found
 
 
-def with_acceptance(
-    rows: Sequence[dict[str, Any]], logits: Array, accept: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
+def with_acceptance(rows: Sequence[Answer], logits: Array, accept: Mapping[str, Any] | None) -> list[Answer]:
     """Add the columns ``confidence`` and ``accepted`` to predictions, if ``accept`` says which are accepted."""
     if accept is None:
         return list(rows)
