@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from attendrop.attention.plan import CombinedPlan, DropoutDraws
 from attendrop.attribution.gradient import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
-from attendrop.attribution.recording import keep_all
 from attendrop.extend import (
     LAYERS,
     NEEDS_ROWS,
@@ -42,7 +41,7 @@ from attendrop.extend import (
     select_layers,
     unit_interval,
 )
-from attendrop.methods.ad_drop_records import Candidates, Recorder, RecordingPlan
+from attendrop.methods.ad_drop_records import Recorder, RecordingPlan
 from attendrop.randomness.candidates import Region, kept
 
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
@@ -50,17 +49,10 @@ _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
 
 
-class Setting(NamedTuple):
-    """The options whose defaults go together."""
-
-    p: float
-    attribution: str
-    layers: str | int | Sequence[int]
-
-
-_USUAL = Setting(0.1, "gradient", "first")
-# For data with at least this many classes and at most this many rows per class: docs/does-it-help.md.
-_OF_MANY_CLASSES = Setting(0.3, "recorded", "all")
+# The options whose defaults go together: usually, and for data with at least this many classes and at most this many
+# rows per class (docs/does-it-help.md).
+_USUAL: dict[str, Any] = {"p": 0.1, "attribution": "gradient", "layers": "first"}
+_OF_MANY_CLASSES: dict[str, Any] = {"p": 0.3, "attribution": "recorded", "layers": "all"}
 _MANY_CLASSES, _FEW_ROWS = 20, 20
 
 
@@ -125,7 +117,7 @@ class ADDrop(Method):
         link="https://arxiv.org/abs/2210.05883",
         evidence=(
             (
-                _OF_MANY_CLASSES._asdict(),
+                _OF_MANY_CLASSES,
                 "with MiniLM, many classes of few rows, accuracy +0.036 [+0.023, +0.048] on generated messages with "
                 "new phrases, +0.007 [+0.005, +0.009] on similar rows of Banking77 and HWU64, +0.005 [+0.003, +0.008] "
                 "on random ones; the setting was chosen partly on these data, and on HWU64, on which no option was "
@@ -133,7 +125,7 @@ class ADDrop(Method):
                 "(one seed), on entities -0.025 (the project's docs/does-it-help.md).",
             ),
             (
-                _USUAL._asdict(),
+                _USUAL,
                 "with MiniLM, on CoLA, MRPC, STS-B and RTE with 256 and 1,000 rows -0.001 to +0.012, nothing "
                 "significant; on Banking77 +0.002 and +0.004, and on entities +0.004, not significant after correction "
                 "(the project's docs/does-it-help.md).",
@@ -175,7 +167,7 @@ class ADDrop(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.p, self.attribution, self.layers) != (None, None, None) or self.target != "pseudo_label":
-            for name, value in _USUAL._asdict().items():
+            for name, value in _USUAL.items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
         if self.attribution == "recorded" and self.target != "pseudo_label":
@@ -185,18 +177,15 @@ class ADDrop(Method):
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
 
-    def setting(self, classes: int = 1, rows: int = 0) -> Setting:
-        """Return what was given or, if nothing was, what the data decide."""
-        if self.p is None or self.attribution is None or self.layers is None:  # all are: see __post_init__
-            return _OF_MANY_CLASSES if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else _USUAL
-        return Setting(self.p, self.attribution, self.layers)
-
     def for_data(self, classes: int, rows: int) -> ADDrop:
         """Record attributions, and act in all layers, if there are many classes with few rows.
 
         With few classes, acting in all layers does harm (docs/does-it-help.md).
         """
-        return replace(self, **self.setting(classes, rows)._asdict())
+        if self.p is not None:  # or another of the three: see __post_init__
+            return self
+        many = classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes
+        return replace(self, **(_OF_MANY_CLASSES if many else _USUAL))
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -211,7 +200,7 @@ class ADDrop(Method):
         return (RecordedState if self.needs_rows else ADDropState)(self, training)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        return select_layers(attention_layers, self.setting().layers)
+        return select_layers(attention_layers, "first" if self.layers is None else self.layers)
 
 
 class ADDropState(MethodState):
@@ -220,22 +209,22 @@ class ADDropState(MethodState):
     method: ADDrop
 
     def __init__(self, method: ADDrop, training: TrainingContext) -> None:
-        super().__init__(method)
-        self.setting = method.setting()
+        super().__init__(method.for_data(classes=1, rows=0))
+        self.p: Any = self.method.p
 
     def plan(self, context: StepContext) -> Plan:
         method = self.method
-        if self.setting.attribution == "random":  # each position or hidden unit is a candidate with probability p
-            return self.dropping(context, self.setting.p * method.q)
+        if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
+            return self.dropping(context, self.p * method.q)
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()  # the model's own dropout, the same in the attribution pass and in this one
         by_layer = self._attribute(context, attention_layers, draws)
 
-        def candidates(call: AttentionCall) -> Candidates:
-            found = [by_layer[layer.key] for layer in call.layers]
-            signal, rows = torch.cat([each.signal for each in found]), call.valid_queries()
+        def candidates(call: AttentionCall) -> DroppedScores:
+            masks, signals = zip(*(by_layer[layer.key] for layer in call.layers), strict=True)
+            signal, rows = torch.cat(signals), call.valid_queries()
             signal = signal if rows is None else signal & rows
-            return Candidates(lambda: torch.cat([each.mask() for each in found]), signal)
+            return DroppedScores(torch.cat([mask() for mask in masks]), signal, whole_rows=False)
 
         return self.dropping(context, method.q, candidates, keys=by_layer.keys(), draws=draws)
 
@@ -243,7 +232,7 @@ class ADDropState(MethodState):
         self,
         context: StepContext,
         q: float,
-        candidates: Callable[[AttentionCall], Candidates | None] | None = None,
+        candidates: Callable[[AttentionCall], DroppedScores | None] | None = None,
         *,
         keys: Collection[str] | None = None,
         draws: DropoutDraws | None = None,
@@ -255,9 +244,7 @@ class ADDropState(MethodState):
             if candidates is None:
                 return DroppedScores(plan.sample(q, call), draws=draws)
             found = candidates(call)
-            if found is None:
-                return None
-            return DroppedScores(found.mask() & plan.sample(q, call), found.signal, found.whole_rows, draws)
+            return None if found is None else found._replace(mask=found.mask & plan.sample(q, call), draws=draws)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found = None if candidates is None else candidates(call)
@@ -267,9 +254,9 @@ class ADDropState(MethodState):
 
             def sample(units: int) -> Tensor:
                 sampled = plan.sample_hidden(q, call, units)
-                return sampled if found is None else found.mask() & sampled
+                return sampled if found is None else found.mask & sampled
 
-            edit = plan.without_units(call, sample, _scaled_up, None if found is None else found.signal)
+            edit = plan.without_units(call, sample, _scaled_up, None if found is None else found.rows)
             return replace(edit, draws=draws)
 
         if self.method.units == "attention":
@@ -278,16 +265,18 @@ class ADDropState(MethodState):
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
-    ) -> dict[str, Candidates]:
-        """Find the candidates of each layer, as packed bits: about a thirtieth of the attribution's memory."""
+    ) -> dict[str, tuple[Callable[[], Tensor], Tensor]]:
+        """Find the candidates of each layer, and the rows with signal, see :class:`Region`.
+
+        Candidates are kept as packed bits, about a thirtieth of the attribution's memory.
+        """
         method, region = self.method, self.region(context)
 
-        def keep(call: AttentionCall, attribution: Tensor) -> list[Candidates]:
+        def keep(call: AttentionCall, attribution: Tensor) -> list[tuple[Callable[[], Tensor], Tensor]]:
             found = region(call, attribution)
-            parts = zip(keep_all(call, found.mask), keep_all(call, found.signal), strict=True)
-            return [Candidates(kept(mask), signal) for mask, signal in parts]
+            return list(zip(map(kept, call.split(found.mask)), call.split(found.signal), strict=True))
 
-        if self.setting.attribution == "attention":
+        if method.attribution == "attention":
             return attention_attribution(context.adapter, context.inputs, attention_layers, keep=keep, draws=draws)
         options: dict[str, Any] = {"target": method.target, "units": method.units, "inputs": context.inputs}
         options["keep"] = keep
@@ -298,7 +287,7 @@ class ADDropState(MethodState):
                 f"The trainer makes the labels itself, from a batch without, so target={method.target!r} has none to "
                 "read: set target='loss', which attributes the trainer's own loss."
             )
-        if self.setting.attribution == "gradient":
+        if method.attribution == "gradient":
             return gradient_attribution(context.adapter, context.batch, attention_layers, draws=draws, **options)
         options |= {"scope": method.scope, "rule": method.rule, "steps": method.steps}
         return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
@@ -306,7 +295,7 @@ class ADDropState(MethodState):
     def region(self, context: StepContext) -> Callable[[AttentionCall, Tensor], Region]:
         """Return what finds a layer's candidates, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
         usual = "magnitude" if is_regression(context.model, context.batch) else "high"
-        p, direction, hidden = self.setting.p, self.method.direction or usual, self.method.units == "hidden"
+        p, direction, hidden = self.p, self.method.direction or usual, self.method.units == "hidden"
 
         def region(call: AttentionCall, attribution: Tensor) -> Region:
             if hidden:  # the units of a token form one row
@@ -339,7 +328,7 @@ class RecordedState(ADDropState):
         drops = method.active(context.epoch or 0)
         records = not (drops and method.cross_tuning)  # the epochs that drop do not record
         if drops:
-            known = [row in recorder.records.rows for row in row_pass.rows]
+            known = [row in recorder.rows for row in row_pass.rows]
             context.note("recorded", sum(known) / max(1, len(known)))
             if recorder.without_signal is not None:
                 context.note("without_signal", recorder.without_signal)
@@ -365,5 +354,5 @@ class RecordedState(ADDropState):
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         self.recorder.flush()
         self.recorder.exchange()
-        records = self.recorder.records
-        return {"records": {"rows": len(records.rows), "bytes": records.bytes, "forgotten": records.forgotten}}
+        recorder = self.recorder
+        return {"records": {"rows": len(recorder.rows), "bytes": recorder.bytes, "forgotten": recorder.forgotten}}

@@ -1,14 +1,14 @@
 """Records of each training row: the dropout candidates of one pass, to be used when the row is trained on again."""
 
 # The time line of a step, which every state here follows. A `Recorder` owns all of it; what it hands out knows nothing
-# of it: a `RowPass` reads the records of its rows, a hook of the backward pass appends to the recorder's list.
+# of it: a `RowPass` reads the masks of its rows, a hook of the backward pass appends to the recorder's list.
 #
 #   begin_pass   if the step is new, `flush` what the last one gathered; if the epoch is new, `exchange` with processes
 #   forward      `RowPass.candidates` reads, layer by layer, what earlier steps recorded of the rows
 #   backward     the hooks of a `RecordingPlan` append a gradient of each layer; of several small layers, the
 #                candidates are then chosen at once (`choose`), which frees the gradients
 #   after_step   `choose` the candidates by the gradients that are left; they stay on their device
-#   next step    `flush`: to the host, into `RowRecords`. Only now a record is visible, to all passes of that step alike
+#   next step    `flush`: to the host (`put`). Only now a record is visible, to all passes of that step alike
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from attendrop.attribution.finite_gradients import upcast
 from attendrop.attribution.recording import SeenLayer, by_weights, stacked, stacks, training_gradient_edit
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
+from attendrop.methods.core.plans import DroppedScores
 from attendrop.randomness.candidates import at_once, pack, unpack
 from attendrop.support.models import ROW_INDEX, number_of_rows
 
@@ -48,24 +48,11 @@ _OBJECT_OVERHEAD_BYTES = 350
 # Number of rows that each process sends at a time. They pass through the GPU, where each takes 18 MiB for 12 layers of
 # 12 heads at 128 tokens.
 _ROWS_AT_A_TIME = 64
+# What a checkpoint holds beside the masks.
+_COUNTS = ("forgotten", "limit", "epoch", "without_signal")
 
 
-class Candidates(NamedTuple):
-    """Candidates of a call.
-
-    Attributes:
-        mask: Function that reads their mask, ``(batch, heads, query, key)``.
-        signal: The rows with signal, see :class:`Region`.
-        whole_rows: Whether all keys of a row may be candidates: those of a row that was longer when it was recorded.
-    """
-
-    mask: Callable[[], Tensor]
-    signal: Tensor
-    whole_rows: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RowMask:
+class RowMask(NamedTuple):
     """Mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
 
     bits: _Array  # (heads, queries, bytes), the lowest bit of a byte first: placed in a batch without being unpacked
@@ -77,85 +64,11 @@ class RowMask:
         return self.bits.nbytes + _OBJECT_OVERHEAD_BYTES
 
 
-class RowRecords:
-    """Masks by the index of a row in the training data, and by layer, on the host.
-
-    Beyond ``limit`` bytes, by default a quarter of the memory that is free now, the oldest are discarded.
-
-    Attributes:
-        rows: Masks by layer, by row, the oldest row first; to be changed by :meth:`put` only.
-        new: The rows that were recorded since processes last exchanged theirs.
-        bytes: Memory of all masks.
-        forgotten: Number of discarded rows.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        try:  # per training process on this machine
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        except (AttributeError, ValueError, OSError):  # elsewhere than on Linux
-            free = _UNKNOWN_MEMORY
-        self.limit = free * _MEMORY_FRACTION if limit is None else limit
-        self.forgotten = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self.rows: dict[int, dict[str, RowMask]] = {}
-        self.new: set[int] = set()
-        self.bytes = 0
-
-    def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
-        """Replace what is recorded of a row in some layers; it is the newest row then."""
-        kept = self.rows[row] = self.rows.pop(row, {})
-        self.bytes += sum(mask.size for mask in masks.values())
-        self.bytes -= sum(kept[layer].size for layer in masks if layer in kept)
-        kept.update(masks)
-        self.new.add(row)
-        while self.bytes > self.limit and self.rows:
-            oldest = next(iter(self.rows))
-            self.bytes -= sum(mask.size for mask in self.rows.pop(oldest).values())
-            self.new.discard(oldest)
-            if not self.forgotten:
-                logger.warning(
-                    "The records of training rows exceed their limit of %.0f MiB: the oldest are discarded, and "
-                    "nothing is dropped from those rows; raise record_limit.",
-                    self.limit / 2**20,
-                )
-            self.forgotten += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all records as tensors and plain values."""
-        layers = list(dict.fromkeys(layer for masks in self.rows.values() for layer in masks))
-        entries = [(row, layer, mask) for row, masks in self.rows.items() for layer, mask in masks.items()]
-        bits = np.concatenate([np.empty(0, np.uint8), *(mask.bits.ravel() for _, _, mask in entries)])
-        places = [
-            (row, layers.index(layer), *mask.bits.shape[:2], mask.keys, row in self.new) for row, layer, mask in entries
-        ]
-        index = torch.tensor(places, dtype=torch.long).view(-1, 6)
-        counts = {"forgotten": self.forgotten, "limit": self.limit}
-        return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, **counts}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        bits, place = state["bits"].numpy(), 0
-        self.clear()
-        for row, layer, heads, queries, keys, new in state["index"].tolist():
-            size = heads * queries * _bytes(keys)
-            # A copy of its own, so that the memory is free once it is replaced.
-            mask = RowMask(bits[place : place + size].reshape(heads, queries, -1).copy(), keys)
-            self.rows.setdefault(row, {})[state["layers"][layer]] = mask
-            if new:
-                self.new.add(row)
-            place, self.bytes = place + size, self.bytes + mask.size
-        self.forgotten, self.limit = state["forgotten"], state["limit"]
-
-
 class RowPass:
     """One training pass over some rows: what was recorded of them before, and where they are in its calls.
 
     Args:
-        records: The records.
+        recorded: The masks by layer, by row.
         rows: Index of each row in the training data.
         units: ``"attention"`` or ``"hidden"``.
         tokens: The first token that is not padding, and the number of tokens from there to the last, of each sequence
@@ -165,23 +78,26 @@ class RowPass:
 
     def __init__(
         self,
-        records: RowRecords,
+        recorded: Mapping[int, Mapping[str, RowMask]],
         rows: Sequence[int],
         units: str,
         tokens: Sequence[tuple[int, int]] | None = None,
         length: int = 0,
     ) -> None:
-        self.records = records
+        self.recorded = recorded
         self.rows = rows
         self.hidden = units == "hidden"
         self._tokens, self._length = tokens, length
         self._spans: dict[tuple[str, int, int, int], Spans] = {}  # by kind, and by shape without heads
 
-    def candidates(self, call: AttentionCall) -> Candidates | None:
-        """Return the recorded candidates of a call; None if no row has any."""
+    def candidates(self, call: AttentionCall) -> DroppedScores | None:
+        """Return the recorded candidates of a call, with the rows that have any; None if no row has.
+
+        All keys of a row may be candidates if it was longer when it was recorded.
+        """
         batch = call.shape[0] // len(call.layers)
         parts = range(batch // len(self.rows))
-        of_rows = [self.records.rows.get(row, {}) for row in self.rows]
+        of_rows = [self.recorded.get(row, {}) for row in self.rows]
         masks = [own.get(_name(layer.key, part)) for layer in call.layers for own in of_rows for part in parts]
         shape = next(((mask.bits.shape[0], mask.keys) for mask in masks if mask is not None), None)
         if shape is None:
@@ -202,12 +118,8 @@ class RowPass:
                 of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
         bits = bits.to(call.device, non_blocking=True)
         signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans[:batch]]
-
-        def read() -> Tensor:
-            masks = unpack(bits.view(-1), (len(call.layers), batch, *bits.shape[1:3], 8 * bits.shape[3]))
-            return _moved(masks, by)[..., :width].flatten(0, 1)
-
-        return Candidates(read, signal, whole_rows)
+        found = unpack(bits.view(-1), (len(call.layers), batch, *bits.shape[1:3], 8 * bits.shape[3]))
+        return DroppedScores(_moved(found, by)[..., :width].flatten(0, 1), signal, whole_rows)
 
     def origins(self, call: AttentionCall) -> Tensor | None:
         """Return ``call.origins()``, by what the host knows of the rows; None if all are zero."""
@@ -270,29 +182,61 @@ class _Chosen(NamedTuple):
 
 
 class Recorder:
-    """Owner of the records of rows, and of what the passes of a step have added to them.
+    """Owner of the records of rows, on the host, and of what the passes of a step have added to them.
 
     Rows move from process to process, so each keeps the records of all: they exchange them at the start of an epoch.
+    Beyond ``limit`` bytes, by default a quarter of the memory that is free now, the oldest are discarded.
 
     Attributes:
+        rows: Masks by layer, by row, the oldest row first; to be changed by :meth:`put` only.
+        new: The rows that were recorded since processes last exchanged theirs.
+        bytes: Memory of all masks.
+        forgotten: Number of discarded rows.
         without_signal: Fraction of the rows of the last step without a candidate in any layer, for example because
             their gradients are zero in float16; None if nothing was recorded.
     """
 
     def __init__(self, limit: int | None, processes: Processes) -> None:
-        self.records = RowRecords(limit)
+        try:  # per training process on this machine
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        except (AttributeError, ValueError, OSError):  # elsewhere than on Linux
+            free = _UNKNOWN_MEMORY
+        self.limit = free * _MEMORY_FRACTION if limit is None else limit
         self.processes = processes
         self.epoch: int | None = None
+        self.forgotten = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget all records, those of the present step too."""
-        self.records.clear()
+        self.rows: dict[int, dict[str, RowMask]] = {}
+        self.new: set[int] = set()
+        self.bytes = 0
         self.without_signal: float | None = None
         self._gradients: dict[tuple[RowPass, Choose], list[SeenLayer]] = {}
         self._chosen: list[_Chosen] = []
         self._kept = 0  # number of entries in _chosen from earlier micro-batches
         self._step: tuple[int, int] | None = None  # of the last pass, and the micro-batch; None since the last flush
+
+    def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
+        """Replace what is recorded of a row in some layers; it is the newest row then."""
+        kept = self.rows[row] = self.rows.pop(row, {})
+        self.bytes += sum(mask.size for mask in masks.values())
+        self.bytes -= sum(kept[layer].size for layer in masks if layer in kept)
+        kept.update(masks)
+        self.new.add(row)
+        while self.bytes > self.limit and self.rows:
+            oldest = next(iter(self.rows))
+            self.bytes -= sum(mask.size for mask in self.rows.pop(oldest).values())
+            self.new.discard(oldest)
+            if not self.forgotten:
+                logger.warning(
+                    "The records of training rows exceed their limit of %.0f MiB: the oldest are discarded, and "
+                    "nothing is dropped from those rows; raise record_limit.",
+                    self.limit / 2**20,
+                )
+            self.forgotten += 1
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
         """Begin a training pass over ``context.batch``; raise AttendropError if its rows are not known."""
@@ -332,8 +276,8 @@ class Recorder:
             self.epoch = context.epoch
             self.exchange()
         if mask is None:
-            return RowPass(self.records, rows, units)
-        return RowPass(self.records, rows, units, _tokens(read[1].reshape(mask.shape)), mask.shape[1])
+            return RowPass(self.rows, rows, units)
+        return RowPass(self.rows, rows, units, _tokens(read[1].reshape(mask.shape)), mask.shape[1])
 
     def add(self, row_pass: RowPass, call: AttentionCall, choose: Choose, gradient: Tensor, value: Tensor) -> None:
         """Add the gradient of the heads' outputs of a layer, and its values."""
@@ -391,7 +335,7 @@ class Recorder:
                     if valid:
                         found.setdefault(row, {})[_name(layer, part)] = RowMask(mask, keys)
         for row, of_layers in found.items():
-            self.records.put(row, of_layers)
+            self.put(row, of_layers)
         empty = sum(not any(mask.bits.any() for mask in of_layers.values()) for of_layers in found.values())
         self.without_signal = empty / len(found) if found else None
         return read[2 * len(chosen) :]
@@ -400,7 +344,7 @@ class Recorder:
         """Give all processes what each has recorded since the last exchange, some rows at a time."""
         if self.processes.world_size == 1:
             return
-        new = [(row, masks) for row, masks in self.records.rows.items() if row in self.records.new]
+        new = [(row, masks) for row, masks in self.rows.items() if row in self.new]
         rounds = max(self.processes.gather(-(-len(new) // _ROWS_AT_A_TIME)))
         recorded: list[list[tuple[int, dict[str, RowMask]]]] = [[] for _ in range(self.processes.world_size)]
         for start in range(0, rounds * _ROWS_AT_A_TIME, _ROWS_AT_A_TIME):
@@ -408,19 +352,35 @@ class Recorder:
                 rows += part
         for rows in recorded:  # in the same order in each process, so that all evict the same rows
             for row, masks in rows:
-                self.records.put(row, masks)
-        self.records.new = set()
+                self.put(row, masks)
+        self.new = set()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the records of this process, as tensors and plain values."""
         self.flush()
-        return {"records": self.records.state_dict(), "epoch": self.epoch, "without_signal": self.without_signal}
+        layers = list(dict.fromkeys(layer for masks in self.rows.values() for layer in masks))
+        entries = [(row, layer, mask) for row, masks in self.rows.items() for layer, mask in masks.items()]
+        bits = np.concatenate([np.empty(0, np.uint8), *(mask.bits.ravel() for _, _, mask in entries)])
+        places = [
+            (row, layers.index(layer), *mask.bits.shape[:2], mask.keys, row in self.new) for row, layer, mask in entries
+        ]
+        index = torch.tensor(places, dtype=torch.long).view(-1, 6)
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; what the last step added is not of these records."""
+        bits, place = state["bits"].numpy(), 0
         self.clear()
-        self.records.load_state_dict(state["records"])
-        self.epoch, self.without_signal = state["epoch"], state["without_signal"]
+        for row, layer, heads, queries, keys, new in state["index"].tolist():
+            size = heads * queries * _bytes(keys)
+            # A copy of its own, so that the memory is free once it is replaced.
+            mask = RowMask(bits[place : place + size].reshape(heads, queries, -1).copy(), keys)
+            self.rows.setdefault(row, {})[state["layers"][layer]] = mask
+            if new:
+                self.new.add(row)
+            place, self.bytes = place + size, self.bytes + mask.size
+        vars(self).update({name: state[name] for name in _COUNTS})
 
 
 def _bytes(keys: int) -> int:
