@@ -23,8 +23,7 @@ from attendrop.attention.plan import AttentionCall, DropoutDraws
 from attendrop.attribution.recording import GradientPlan, isolated_pass
 from attendrop.cli.demo import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
-from attendrop.methods.ad_drop import ADDropState, RecordedState
-from attendrop.methods.ad_drop_records import Recorder, RowMask
+from attendrop.methods.ad_drop import ADDropState, RecordedState, Recorder, RowMask
 from attendrop.methods.core.context import Processes
 from attendrop.randomness.candidates import Region, kept
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, SuperT, regularize
 from attendrop.extend import Batch, Method, MethodInfo, StepContext
-from attendrop.methods.ad_drop_records import Recorder, RowMask
+from attendrop.methods.ad_drop import Recorder, RowMask
 from attendrop.methods.consistency import repeat_rows
 from attendrop.methods.core.context import Processes
 from attendrop_methods import SAM
@@ -244,7 +244,7 @@ def test_rows_without_any_signal_are_counted() -> None:
 
 def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes in one, which was resumed: each part that the first sends is answered by one of the second."""
-    monkeypatch.setattr("attendrop.methods.ad_drop_records._ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr("attendrop.methods.ad_drop._ROWS_AT_A_TIME", 2)
     mask = packed(np.ones((1, 4, 4), dtype=np.bool_))
     answers: Any = iter([3, *([[(10 + row, {"self.0": mask})] for row in range(5)])])
     sent: list[Any] = []

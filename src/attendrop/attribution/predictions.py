@@ -51,9 +51,6 @@ def output_kind(model: nn.Module, outputs: Any, batch: Batch) -> str | None:
     """Return the kind of output of an unwrapped model, see :func:`declare_output`; None if it is none of these.
 
     Models without a declaration are judged by the form of their outputs, and by their configuration.
-
-    Raises:
-        AttendropError: The labels of ``batch`` are a number for each output, and nothing says what these are.
     """
     declared: str | None = getattr(model, _DECLARED, None)
     if declared is not None or hasattr(outputs, "start_logits"):
@@ -130,10 +127,8 @@ def answer_logits(outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find the span of each row with the greatest sum of a start and an end logit.
 
-    A span has only tokens that are ``allowed``, at most ``MOST_ANSWER_TOKENS``. All three are ``(batch, n)``.
-
-    Returns:
-        Sums, first and last tokens, ``(batch,)``; minus infinity, 0 and 0 in a row without an allowed token.
+    A span has only tokens that are ``allowed``, at most ``MOST_ANSWER_TOKENS``. All three are ``(batch, n)``; sums,
+    first and last tokens ``(batch,)``; minus infinity, 0 and 0 in a row without an allowed token.
     """
     gaps = (~allowed).cumsum(-1)
     further = (0, MOST_ANSWER_TOKENS - 1)
@@ -150,11 +145,8 @@ def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Ten
 def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Move labels of tokens, ``(batch, n)``, to the positions that predict them: causal language models the next token.
 
-    The model is unwrapped, its logits are ``(batch, n, classes)``, and labels are -100 where there is none. Without
-    ``labels`` in the batch, returns None.
-
-    Raises:
-        AttendropError: There is not one label for each position.
+    The model is unwrapped, its logits are ``(batch, n, classes)``, and labels are -100 where there is none; None
+    without ``labels`` in the batch.
     """
     labels: Tensor | None = batch.get("labels")
     if labels is None:
@@ -241,14 +233,8 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     any, with the target ``"loss"``       the negative loss of the batch
     ====================================  ==========================================================================
 
-    Args:
-        model: The model, for its kind.
-        outputs: Outputs of the model, with ``logits``; for its loss, with ``loss``.
-        batch: Its inputs. Gold labels need ``labels``.
-        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``; ``"loss"``.
-
-    Raises:
-        AttendropError: Labels or the loss are needed and missing, or the outputs are of no known form.
+    The ``target`` is ``"pseudo_label"``, what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``, which needs
+    ``labels`` in the batch; or ``"loss"``. Raises AttendropError where these are missing, or outputs of no known form.
     """
     if target == "loss":
         if getattr(outputs, "loss", None) is None:
@@ -294,12 +280,13 @@ def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
         start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
         _, first, last = best_spans(start, end, answer_tokens(batch, start))
 
-    def pick(logits: Tensor, position: Tensor) -> Tensor:
-        # A position beyond the tokens is not in this window: the model's loss ignores it.
-        return functional.pad(logits, (0, 1)).gather(-1, answer_positions(logits, position)[:, None]).squeeze(-1)
+    # A position beyond the tokens is not in this window: the model's loss ignores it.
+    places = [answer_positions(outputs.start_logits, position)[:, None] for position in (first, last)]
 
     def score(outputs: Any) -> Tensor:
-        return pick(outputs.start_logits, first) + pick(outputs.end_logits, last)
+        ends = (functional.pad(logits, (0, 1)) for logits in (outputs.start_logits, outputs.end_logits))
+        first, last = (end.gather(-1, place).squeeze(-1) for end, place in zip(ends, places, strict=True))
+        return first + last
 
     return score
 

@@ -44,6 +44,9 @@ from attendrop.training import checkpoints
 from attendrop.training.regularization import Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
+# Batches of which the rows are sorted by length together.
+_BATCHES_IN_GROUP = 8
+
 
 class RegularizedTrainer(Trainer):
     """``transformers.Trainer`` with one more argument: what regularises training.
@@ -98,6 +101,7 @@ class RegularizedTrainer(Trainer):
     ) -> None:
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
+        freeze_unsaved(self.model)
         self.reward_dataset = reward_dataset
         metrics: Callable[..., dict[str, float]] | None = compute_reward_metrics or self.compute_metrics
         self.compute_reward_metrics = metrics
@@ -137,11 +141,6 @@ class RegularizedTrainer(Trainer):
         finally:
             self._end()
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As in ``transformers.Trainer``, without what the model does not save."""
-        freeze_unsaved(self.model)
-        return super().create_optimizer(*args, **kwargs)
-
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
@@ -165,6 +164,10 @@ class RegularizedTrainer(Trainer):
         """Apply the method to the model that the trainer has prepared."""
         self._end()
         self._loss = trainer_loss = TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
+        name = str(self.args.metric_for_best_model or "").removeprefix("eval_")
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        name = name.removeprefix(next((f"{each}_" for each in sets if name.startswith(f"{each}_")), ""))
+        scores = self.compute_reward_metrics is not None and name not in ("", "loss")
         training = TrainingContext(
             model=self.accelerator.unwrap_model(self.model),
             evaluate=trainer_loss.evaluate,
@@ -176,7 +179,7 @@ class RegularizedTrainer(Trainer):
             scaler=self.accelerator.scaler,
             reward_data=None if self.regularizer.rewarded_on() is None else self.labelled(self.reward_dataset),
             train_data=self.labelled(self.train_dataset),
-            metric=self._metric if self.compute_reward_metrics and self._metric_name() else None,
+            metric=partial(self._metric, name) if scores else None,
             **tokens_of(self.processing_class),
         )
         self._regularization = Regularization(training, self.regularizer, compiles=is_compiled(self.model_wrapped))
@@ -217,14 +220,7 @@ class RegularizedTrainer(Trainer):
                 rows = self._remove_unused_columns(rows, description="method")
         return LabelledRows(rows, collate, self.args.device)
 
-    def _metric_name(self) -> str:
-        """Return the name of the metric that selects the best model in ``compute_metrics``; "" if it has none there."""
-        name = str(self.args.metric_for_best_model or "").removeprefix("eval_")
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
-        name = name.removeprefix(next((f"{each}_" for each in sets if name.startswith(f"{each}_")), ""))
-        return "" if name == "loss" else name
-
-    def _metric(self, logits: Tensor, batch: Batch) -> float:
+    def _metric(self, name: str, logits: Tensor, batch: Batch) -> float:
         """Compute the metric that selects the best model, of one batch, with a sign such that more is better."""
         assert self.compute_reward_metrics is not None
         if self.preprocess_logits_for_metrics is not None:
@@ -232,7 +228,6 @@ class RegularizedTrainer(Trainer):
         arrays = nested_numpify({"predictions": logits, "label_ids": batch["labels"]})  # type: ignore[no-untyped-call]
         metrics = self.compute_reward_metrics(EvalPrediction(**arrays))
         found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-        name = self._metric_name()
         if name not in found:
             raise AttendropError(
                 f"metric_for_best_model={self.args.metric_for_best_model!r} is none of the metrics that were computed: "
@@ -450,7 +445,8 @@ class RegularizedTrainer(Trainer):
                 own_names,
             ):
                 super()._save_checkpoint(model, trial)
-                checkpoints.save_method_state(checkpoint, *regularization.method_state_dicts(), rank, world_size)
+                found = regularization.method_state
+                checkpoints.save_method_state(checkpoint, found.state_dict(), found.rank_state_dict(), rank, world_size)
                 total = self._over_processes(self._tr_loss).item() / world_size
                 state = regularization.state_dict()
                 state["loss"] = {"sum": total, "since_step": self._globalstep_last_logged}
@@ -524,6 +520,7 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
 
 
+@dataclass(eq=False)
 class TrainingClock(TrainerCallback):
     """Callback that tells the method of a ``RegularizedTrainer`` when training, an epoch or a step begins or ends.
 
@@ -532,10 +529,9 @@ class TrainingClock(TrainerCallback):
     these.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self._next_epoch = 0
-        self._save_is_due = False
+    trainer: Any
+    _next_epoch: int = 0
+    _save_is_due: bool = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._next_epoch = math.floor(state.epoch or 0)
@@ -616,11 +612,11 @@ class ColumnCollator:
         return batch
 
 
+@dataclass(eq=False)
 class IndexedRows:
     """Rows of a data set with random access, each with its index in the column ``ROW_INDEX``."""
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
+    rows: Any
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -632,6 +628,7 @@ class IndexedRows:
         return {**row, ROW_INDEX: index}
 
 
+@dataclass(eq=False)
 class EpochSampler(Sampler[int]):
     """Shuffles ``size`` rows by the seed and the number of the ``epoch`` alone.
 
@@ -639,14 +636,11 @@ class EpochSampler(Sampler[int]):
     are shuffled, sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last.
     """
 
-    _BATCHES_IN_GROUP = 8
-
-    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
-        self.size = size
-        self.seed = seed
-        self.batch_size = batch_size
-        self.lengths = lengths
-        self.epoch = 0
+    size: int
+    seed: int
+    batch_size: int
+    lengths: Sequence[int] | None = None
+    epoch: int = 0
 
     def __len__(self) -> int:
         return self.size
@@ -658,7 +652,7 @@ class EpochSampler(Sampler[int]):
             yield from order
             return
         lengths, ordered = self.lengths, list[int]()
-        size = self.batch_size * self._BATCHES_IN_GROUP
+        size = self.batch_size * _BATCHES_IN_GROUP
         whole = self.size // self.batch_size * self.batch_size
         for start in range(0, whole, size):
             group = order[start : min(start + size, whole)]
