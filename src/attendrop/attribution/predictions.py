@@ -244,7 +244,21 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         return lambda outputs: -outputs.loss
     kind = output_kind(model, outputs, batch)
     if kind == SPAN:
-        return _span_target(outputs, batch, target)
+        if target == "gold_label":
+            first = _required(batch.get("start_positions"), "start_positions")
+            last = _required(batch.get("end_positions"), "end_positions")
+        else:
+            start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
+            _, first, last = best_spans(start, end, answer_tokens(batch, start))
+        # A position beyond the tokens is not in this window: the model's loss ignores it.
+        places = [answer_positions(outputs.start_logits, position)[:, None] for position in (first, last)]
+
+        def score_of_span(outputs: Any) -> Tensor:
+            ends = (functional.pad(logits, (0, 1)) for logits in (outputs.start_logits, outputs.end_logits))
+            first, last = (end.gather(-1, place).squeeze(-1) for end, place in zip(ends, places, strict=True))
+            return first + last
+
+        return score_of_span
     logits: Tensor | None = getattr(outputs, "logits", None)
     if kind is None or logits is None:
         form = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
@@ -253,7 +267,25 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         )
     labels = batch.get("labels")
     if kind == TOKENS:
-        return _token_target(model, logits, batch, target)
+        labels = aligned_labels(model, logits, batch)
+        if labels is not None:
+            scored = labels != -100
+        elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
+            scored = batch["attention_mask"].bool()
+        else:
+            scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
+        tokens = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
+        # An encoder-decoder model that generates begins with the token that its generation forces, such as a language.
+        forced = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)
+        if target != "gold_label" and forced is not None and getattr(model.config, "is_encoder_decoder", False):
+            tokens[:, 0] = forced
+        ids = tokens.where(scored, 0)[..., None]
+
+        def score_of_tokens(outputs: Any) -> Tensor:
+            likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, ids).squeeze(-1)
+            return torch.where(scored, likelihood, 0).sum(-1)
+
+        return score_of_tokens
     if kind == NUMBER:
         if labels is None and target == "pseudo_label":
             return lambda outputs: outputs.logits.sum(-1)
@@ -270,47 +302,6 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     classes = classes.reshape(-1)
     labelled, index = classes != -100, classes.clamp(min=0)[:, None]
     return lambda outputs: outputs.logits.gather(-1, index).squeeze(-1).where(labelled, 0)
-
-
-def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
-    if target == "gold_label":
-        first = _required(batch.get("start_positions"), "start_positions")
-        last = _required(batch.get("end_positions"), "end_positions")
-    else:
-        start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
-        _, first, last = best_spans(start, end, answer_tokens(batch, start))
-
-    # A position beyond the tokens is not in this window: the model's loss ignores it.
-    places = [answer_positions(outputs.start_logits, position)[:, None] for position in (first, last)]
-
-    def score(outputs: Any) -> Tensor:
-        ends = (functional.pad(logits, (0, 1)) for logits in (outputs.start_logits, outputs.end_logits))
-        first, last = (end.gather(-1, place).squeeze(-1) for end, place in zip(ends, places, strict=True))
-        return first + last
-
-    return score
-
-
-def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -> Target:
-    labels = aligned_labels(model, logits, batch)
-    if labels is not None:
-        scored = labels != -100
-    elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
-        scored = batch["attention_mask"].bool()
-    else:
-        scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
-    tokens = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
-    # An encoder-decoder model that generates begins with the token that its generation forces, such as a language.
-    first = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)
-    if target != "gold_label" and first is not None and getattr(model.config, "is_encoder_decoder", False):
-        tokens[:, 0] = first
-    index = tokens.where(scored, 0)[..., None]
-
-    def score(outputs: Any) -> Tensor:
-        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, index).squeeze(-1)
-        return torch.where(scored, likelihood, 0).sum(-1)
-
-    return score
 
 
 def _required(labels: Tensor | None, name: str = "labels", also: str = "") -> Tensor:

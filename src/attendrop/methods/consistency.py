@@ -286,27 +286,22 @@ class Cut(Plan):
             return None
 
         def cut(states: Tensor) -> Tensor:
-            if block.key not in self.spans:
-                self.spans[block.key] = self._sample(block.key)
-            return states.masked_fill(self.spans[block.key][..., None], 0)
+            key, valid = block.key, self.valid[block.key]
+            if key not in self.spans:  # of each sequence, ``(batch, n)``; padding is not counted in positions
+                total, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
+                length = floor_fraction(total, self.method.alpha).clamp(min=1)
+                sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
+                if self.received is None:
+                    start = (sampled * (total - length + 1)).long()
+                else:
+                    order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
+                    among = floor_fraction(total, self.method.candidates).clamp(min=1)
+                    start = number.gather(-1, order.gather(-1, (sampled * among).long()))
+                found = self.spans[key] = valid & (number >= start) & (number < start + length)
+                self.context.report(key, found.sum(), valid.sum())
+            return states.masked_fill(self.spans[key][..., None], 0)
 
         return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
-
-    def _sample(self, key: str) -> Tensor:
-        """Sample the span of each sequence, ``(batch, n)``; padding is not counted in positions."""
-        valid = self.valid[key]
-        total, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
-        length = floor_fraction(total, self.method.alpha).clamp(min=1)
-        sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
-        if self.received is None:
-            start = (sampled * (total - length + 1)).long()
-        else:
-            order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
-            among = floor_fraction(total, self.method.candidates).clamp(min=1)
-            start = number.gather(-1, order.gather(-1, (sampled * among).long()))
-        found = valid & (number >= start) & (number < start + length)
-        self.context.report(key, found.sum(), valid.sum())
-        return found
 
 
 @dataclass(frozen=True)

@@ -378,8 +378,20 @@ class _SuperT(MethodState):
         forwards = sum(block.feed_forward is not None for block in self._adapter.blocks)
         known = len(self._adapter.attention_layers) * self.method.heads + forwards * self.method.feed_forward
         if not self._checked and len(self.importance) >= known:  # LayerDrop may have skipped some layers until now
-            self._checked = True
-            self._check_fraction()
+            self._checked, fraction = True, self.method.fraction
+            chosen = lowest(self.importance, fraction)
+            if not any(chosen.values()):
+                raise AttendropError(
+                    f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each "
+                    f"layer, and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
+                )
+            for kind, words in _KINDS.items():
+                units, pruned = _count(self.importance, kind), _count(chosen, kind)
+                if units and (not pruned or pruned < int(fraction * units + 1e-6)):
+                    logger.warning(
+                        "Of %d %s %d are pruned, for fraction=%s, which is rounded down; one head stays in each layer.",
+                        units, words, pruned, fraction,
+                    )  # fmt: skip
         if steps_taken < self.search_steps:
             return {}
         self.start.rewind()
@@ -432,22 +444,6 @@ class _SuperT(MethodState):
             elif numbers:
                 found[kind].append(place)
         return {"supert": found}
-
-    def _check_fraction(self) -> None:
-        """Raise AttendropError if nothing would be pruned."""
-        fraction, chosen = self.method.fraction, lowest(self.importance, self.method.fraction)
-        if not any(chosen.values()):
-            raise AttendropError(
-                f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, "
-                f"and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
-            )
-        for kind, words in _KINDS.items():
-            total, pruned = _count(self.importance, kind), _count(chosen, kind)
-            if total and (not pruned or pruned < int(fraction * total + 1e-6)):
-                logger.warning(
-                    "Of %d %s %d are pruned, for fraction=%s, which is rounded down; one head stays in each layer.",
-                    total, words, pruned, fraction,
-                )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,7 @@ class Regularization:
     Args:
         training: The model, and what else the method may need.
         method: The method.
-        compiled_model: The compiled model, which then runs the training pass. None: the model itself runs it.
-        compiles: Whether the model will be compiled.
+        run: What runs the training pass, the model in wrappers or compiled. None: the model itself.
 
     Attributes:
         method_state: The state of the method.
@@ -102,21 +101,14 @@ class Regularization:
     # - The optimizer's step, before which methods edit the unscaled gradients, unless the scaler skips it.
     # - step(): the method state is updated, and its metrics wait in `_metrics` until metrics() or logs() takes them.
 
-    def __init__(
-        self,
-        training: TrainingContext,
-        method: Method,
-        compiled_model: nn.Module | None = None,
-        *,
-        compiles: bool = False,
-    ) -> None:
+    def __init__(self, training: TrainingContext, method: Method, run: nn.Module | None = None) -> None:
         if next(training.model.parameters()).device.type in WITHOUT_DOUBLES:
             raise AttendropError(
                 "Apple's GPUs (MPS) have no 64-bit floating-point numbers, which the library needs; train on the CPU, "
                 "in a trainer with TrainingArguments(use_cpu=True)."
             )
         self.model = training.model
-        self._trained_model = training.model if compiled_model is None else compiled_model
+        self._trained_model = training.model if run is None else run
         self.method = method
         self.training = training
         self.epoch: int | None = None
@@ -150,7 +142,7 @@ class Regularization:
                     f"Method '{whole.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
                     "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
                 )
-            if compiles or compiled_model is not None or is_compiled(training.model):
+            if run is not None or is_compiled(training.model):
                 import torch._dynamo as dynamo  # only then: it takes seconds to import
 
                 # Such code ignores added and removed hooks by default.

@@ -113,7 +113,62 @@ class RegularizedTrainer(Trainer):
         self._sampler: EpochSampler | None = None
         if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
-        self._refuse_unsupported()
+        if self.args.n_gpu > 1:
+            raise AttendropError(
+                f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
+                "one process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one. To train "
+                "on one and give another to a method's second model, start `torchrun --nproc-per-node 1`."
+            )
+        divided = isinstance(self.model, nn.Module) and sharding_mesh(self.model) is not None
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled or divided:
+            raise AttendropError(
+                "RegularizedTrainer supports neither DeepSpeed nor FSDP; train with DDP (torchrun, accelerate launch), "
+                "or divide the model by fully_shard (FSDP2) and train it in a loop of your own, with regularize(...)."
+            )
+        if hasattr(self.model, "_orig_mod"):
+            raise AttendropError(
+                "The model is wrapped by torch.compile: columns would be lost, and it would be saved under names that "
+                "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
+                "arguments, or compile it in place: model.compile()."
+            )
+        # These begin or end within a step, or draw random numbers that a resumed run would not.
+        for name in ("auto_find_batch_size", "enable_jit_checkpoint", "dataloader_persistent_workers"):
+            if getattr(self.args, name, False):
+                raise AttendropError(f"RegularizedTrainer does not support {name}; leave it out.")
+        # The second run of a block, in the backward pass, would not be that of the first with a method in it.
+        given = vars(self.args)
+        name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
+        keywords = given[f"{name}_checkpointing_kwargs"]
+        reentrant = given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant")
+        if reentrant and self.regularizer != FineTune():
+            raise AttendropError(
+                f"Method '{self.regularizer.name}' does not support reentrant activation checkpointing; set "
+                f"{name}_checkpointing_kwargs={{'use_reentrant': False}}."
+            )
+        method, by_length = self.regularizer, self.args.train_sampling_strategy == "group_by_length"
+        rewarded_by = f"reward_data={method.rewarded_on()!r}"
+        if self.reward_dataset is None and self.train_dataset is not None:
+            match method.rewarded_on():
+                case "split":
+                    fraction, seed = method.rewarded_fraction(), self.args.seed
+                    self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, seed)
+                case "eval":
+                    if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
+                        raise AttendropError(f"{rewarded_by} needs one eval_dataset; or pass reward_dataset.")
+                    self.reward_dataset = self.eval_dataset
+        for chooses, rows, why in (
+            (by_length, self.train_dataset, "train_sampling_strategy='group_by_length' sorts rows by their lengths"),
+            (method.needs_rows, self.train_dataset, f"Method '{method.name}' needs row indices"),
+            (method.rewarded_on(), self.reward_dataset, f"{rewarded_by} draws rows at random"),
+        ):
+            if chooses and is_stream(rows):
+                raise AttendropError(f"{why}, and those given are a stream; pass a data set with random access.")
+        makes_batches: Any = super().get_train_dataloader
+        if method.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
+            raise AttendropError(
+                f"Method '{method.name}' needs row indices, and {type(self).__name__} makes its own batches, which "
+                "have none; use another method or option."
+            )
         self.add_callback(TrainingClock(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -182,7 +237,8 @@ class RegularizedTrainer(Trainer):
             metric=partial(self._metric, name) if scores else None,
             **tokens_of(self.processing_class),
         )
-        self._regularization = Regularization(training, self.regularizer, compiles=is_compiled(self.model_wrapped))
+        run = self.model_wrapped if is_compiled(self.model_wrapped) else None
+        self._regularization = Regularization(training, self.regularizer, run)
         self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
@@ -260,65 +316,6 @@ class RegularizedTrainer(Trainer):
             return counts
         total: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
         return total
-
-    def _refuse_unsupported(self) -> None:
-        """Refuse what is not supported; find the rows that the method scores models on, if none were passed."""
-        if self.args.n_gpu > 1:
-            raise AttendropError(
-                f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
-                "one process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one. To train "
-                "on one and give another to a method's second model, start `torchrun --nproc-per-node 1`."
-            )
-        divided = isinstance(self.model, nn.Module) and sharding_mesh(self.model) is not None
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled or divided:
-            raise AttendropError(
-                "RegularizedTrainer supports neither DeepSpeed nor FSDP; train with DDP (torchrun, accelerate launch), "
-                "or divide the model by fully_shard (FSDP2) and train it in a loop of your own, with regularize(...)."
-            )
-        if hasattr(self.model, "_orig_mod"):
-            raise AttendropError(
-                "The model is wrapped by torch.compile: columns would be lost, and it would be saved under names that "
-                "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
-                "arguments, or compile it in place: model.compile()."
-            )
-        # These begin or end within a step, or draw random numbers that a resumed run would not.
-        for name in ("auto_find_batch_size", "enable_jit_checkpoint", "dataloader_persistent_workers"):
-            if getattr(self.args, name, False):
-                raise AttendropError(f"RegularizedTrainer does not support {name}; leave it out.")
-        # The second run of a block, in the backward pass, would not be that of the first with a method in it.
-        given = vars(self.args)
-        name = "activation" if "activation_checkpointing" in given else "gradient"  # before transformers 5.23
-        keywords = given[f"{name}_checkpointing_kwargs"]
-        reentrant = given[f"{name}_checkpointing"] and isinstance(keywords, dict) and keywords.get("use_reentrant")
-        if reentrant and self.regularizer != FineTune():
-            raise AttendropError(
-                f"Method '{self.regularizer.name}' does not support reentrant activation checkpointing; set "
-                f"{name}_checkpointing_kwargs={{'use_reentrant': False}}."
-            )
-        method, by_length = self.regularizer, self.args.train_sampling_strategy == "group_by_length"
-        rewarded_by = f"reward_data={method.rewarded_on()!r}"
-        if self.reward_dataset is None and self.train_dataset is not None:
-            match method.rewarded_on():
-                case "split":
-                    fraction, seed = method.rewarded_fraction(), self.args.seed
-                    self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, seed)
-                case "eval":
-                    if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-                        raise AttendropError(f"{rewarded_by} needs one eval_dataset; or pass reward_dataset.")
-                    self.reward_dataset = self.eval_dataset
-        for chooses, rows, why in (
-            (by_length, self.train_dataset, "train_sampling_strategy='group_by_length' sorts rows by their lengths"),
-            (method.needs_rows, self.train_dataset, f"Method '{method.name}' needs row indices"),
-            (method.rewarded_on(), self.reward_dataset, f"{rewarded_by} draws rows at random"),
-        ):
-            if chooses and is_stream(rows):
-                raise AttendropError(f"{why}, and those given are a stream; pass a data set with random access.")
-        makes_batches: Any = super().get_train_dataloader
-        if method.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
-            raise AttendropError(
-                f"Method '{method.name}' needs row indices, and {type(self).__name__} makes its own batches, which "
-                "have none; use another method or option."
-            )
 
     def eval_sampler(self, rows: Any) -> Sampler[int] | None:
         """Make the sampler of rows to evaluate on or predict; None for that of ``transformers.Trainer``."""
