@@ -18,7 +18,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import candidate_region
-from attendrop.reports.attention_maps import (
+from attendrop.reports.attention_viewer import (
     Drops,
     LayerDrops,
     TextMaps,

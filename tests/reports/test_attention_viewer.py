@@ -14,8 +14,16 @@ import vl_convert
 from helpers import tiny
 
 from attendrop import ADDrop
-from attendrop.reports.attention_maps import Drops, LayerMaps, Stage, Stages, TextMaps
-from attendrop.reports.attention_viewer import ShownText, attention_page, viewer_spec
+from attendrop.reports.attention_viewer import (
+    Drops,
+    LayerMaps,
+    ShownText,
+    Stage,
+    Stages,
+    TextMaps,
+    attention_page,
+    viewer_spec,
+)
 from attendrop.tasks.types.classification import Classification
 
 TAKEN = "<script>document.title='taken'</script><img src=http://example.org/x.png>"

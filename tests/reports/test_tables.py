@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 from helpers.finished_runs import AHEAD, BEHIND, PLAIN, write_runs
 
-from attendrop.reports.results import read_results
-from attendrop.reports.tables import ResultTable, make_result_table
+from attendrop.reports.results import ResultTable, make_result_table, read_results
 
 FILES = {place: {"config": {"task": None, "train_file": f"/{place}/train.csv"}} for place in "ab"}
 ON_REPORTED = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}

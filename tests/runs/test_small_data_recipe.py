@@ -12,12 +12,12 @@ import transformers as hf
 from helpers import tiny
 
 from attendrop import ADDrop, Compose, FineTune, Method, RDrop
-from attendrop.reports.attention_maps import load_stages
+from attendrop.reports.attention_viewer import load_stages
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
-from attendrop.studies.method_rows import method_label
+from attendrop.studies.answer import method_label
 
 ASK: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "selection_fraction": None}
 ASK |= {"refit": None, "method": "finetune"}

@@ -31,7 +31,7 @@ from attendrop.studies.compare import (
     search_settings,
 )
 from attendrop.studies.comparison import Comparison, MethodSetting
-from attendrop.studies.run_specs import BASELINES, Event, RunSpec
+from attendrop.studies.executor import BASELINES, Event, RunSpec
 
 RUN_OPTIONS = ("model", "train_file", "eval_file", "test_fraction", "shots", "max_steps")
 DEFAULT = MethodSetting("ad-drop")

@@ -23,8 +23,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.runs.config import RunConfig, Source, checked, declared
 from attendrop.studies.comparison import Comparison
-from attendrop.studies.executor import Runner, open_runner
-from attendrop.studies.run_specs import Event, RunSpec, data_sha256
+from attendrop.studies.executor import Event, Runner, RunSpec, data_sha256, open_runner
 from attendrop.studies.study import (
     check_study_folder,
     default_folder,
@@ -182,7 +181,7 @@ def test_a_run_is_named_by_its_options_and_its_data(
     (tmp_path / "model").mkdir()
     assert RunSpec(changed).key(data) == key  # wherever the data are
     assert RunSpec(changed).key() != spec.key()
-    long = RunSpec(replace(spec.config, train_file=f"{'long' * 60}.csv")).folder_name(data)
+    long = Runner(tmp_path).folder_of(RunSpec(replace(spec.config, train_file=f"{'long' * 60}.csv"))).name
     assert long.endswith("long-finetune-seed0" + long[-9:]) and len(long) < 240  # a file system allows 255
     tiny.write_csv(tmp_path / "dev.csv", ["no", "yes"] * 5)
     assert data_sha256(changed) != data

@@ -41,8 +41,7 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_maps import load_stages
-    from attendrop.reports.attention_viewer import attention_page, show_texts
+    from attendrop.reports.attention_viewer import attention_page, load_stages, show_texts
 
     options = ui.read_settings(settings or [])
     chosen = None if method is None else build_method(method, options)

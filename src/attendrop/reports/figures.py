@@ -17,11 +17,9 @@ import pandas as pd
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.results import ReportedSetting, Results
-from attendrop.reports.tables import score_scale
-from attendrop.studies.method_rows import MethodRow, scored_data
+from attendrop.reports.results import ReportedSetting, Results, score_scale
+from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed
 from attendrop.studies.statistics import mean_interval
-from attendrop.studies.verdict import cost, interval, number, signed
 from attendrop.wording import decimals
 
 try:
@@ -45,6 +43,7 @@ _CONFIG = {
     "axis": {"gridColor": "#80808040", "domainColor": MUTED, "tickColor": MUTED, "labelLimit": 150},
     "legend": {"labelLimit": 300, "symbolOpacity": 1},
 }
+_BARS = "95 % CI (seeds × examples)"
 _BEYOND = " What is beyond the frame stands among the values."
 SCORES = "scores"
 # The number of each method by its label, which chooses its colour and marker in all figures of a report.
@@ -165,22 +164,14 @@ def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     spans = []
     for row in rows:
         if row.difference is not None:
-            value, known = row.difference.mean.value, row.difference.known
-            ends = (known.low, known.high) if math.isfinite(known.low) else (value, value)
+            found, value = row.difference.mean, row.difference.mean.value
+            ends = (found.low, found.high) if math.isfinite(found.low) else (value, value)
             spans.append((value, *ends, row.is_baseline))
     near = max((max(-low, high) for _, low, high, is_baseline in spans if not is_baseline), default=0.0)
     kept = [span for span in spans if not span[-1] or not near or abs(span[0]) <= 4 * near]
     low, high = min([0.0, *(span[1] for span in kept)]), max([0.0, *(span[2] for span in kept)])
     space = 0.08 * (high - low) or 0.01
     return low - space, high + space
-
-
-def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
-    """Name the intervals of differences."""
-    known = {row.difference.components is not None for row in rows if row.difference and row.difference.n > 1}
-    if len(known) == 2:
-        return "95 % CI (seeds × examples; seeds only, of runs without scores by row)"
-    return "95 % CI (seeds × examples)" if True in known else "95 % CI (seeds only)"
 
 
 # Scores, and cost against gain ---------------------------------------------------------------------------------------
@@ -196,8 +187,8 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     records: list[dict[str, Any]] = []
     for row in rows:
         found, ends = row.difference, list[float]()
-        if found is not None and math.isfinite(found.known.low):
-            ends = [min(best, reference.mean + end) for end in (found.known.low, found.known.high)]
+        if found is not None and math.isfinite(found.mean.low):
+            ends = [min(best, reference.mean + end) for end in (found.mean.low, found.mean.high)]
         shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
         record: dict[str, Any] = {"method": row.label, metric: number(row.mean, digits)}
         record["95 % interval beside the reference"] = shown
@@ -219,8 +210,8 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", **x)) + bars
     chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
     caption = (
-        f"Points: mean scores. Bars: {_rows_of_intervals(rows)} of the difference from "
-        f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
+        f"Points: mean scores. Bars: {_BARS} of the difference from {reference.label} (dotted line). Where a bar "
+        "crosses the line, the difference may be chance."
     )
     if any(row.difference is not None and row.difference.n < max(row.n, reference.n) for row in rows):
         caption += " Where seeds are missing, a point is the reference's mean plus the difference."
@@ -245,7 +236,8 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
         record["seeds in common"] = "-" if found is None else str(found.n)
         # A time that is too short to be measured has no place on a logarithmic axis.
         record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
-        records.append(record | ({} if found is None else {"_low": found.known.low, "_high": found.known.high}))
+        known = found is not None and math.isfinite(found.mean.low)
+        records.append(record | ({"_low": found.mean.low, "_high": found.mean.high} if found and known else {}))
     base, values = chart_of(records)
     times, (color, shape) = [record["_x"] for record in records], _of_methods(methods)
     ticks = {"labelExpr": "datum.label && datum.label + 'x'", "format": "~g", "tickCount": 5, "labelOverlap": "greedy"}
@@ -259,7 +251,7 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
     )
     bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
     points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=shape)
-    caption = f"Above the dotted line: better than {reference}. Bars: {_rows_of_intervals(compared)}."
+    caption = f"Above the dotted line: better than {reference}. Bars: {_BARS}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
     chart = (_rule(_y=0).encode(y="_y:Q") + bars + points).properties(**SIZE)
     return [Figure("cost_gain", setting.name, "Cost against gain", caption, chart, values)]

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_json, read_metrics
-from attendrop.studies.answer import Answer, answer
-from attendrop.studies.executor import read_failures
+from attendrop.studies.answer import MIN_SEEDS, Answer, answer, method_label, number, scored_data
+from attendrop.studies.executor import COMPARED, LABEL, REFERENCE, RUNS, read_failures
 from attendrop.studies.learning_curve import CURVE, LearningCurve
-from attendrop.studies.method_rows import method_label, scored_data
-from attendrop.studies.run_specs import COMPARED, LABEL, REFERENCE, RUNS
 from attendrop.studies.screening import ENCODERS, Screening
+from attendrop.studies.statistics import ALPHA
 from attendrop.studies.study import OverallRow, overall_rows
-from attendrop.wording import counted
+from attendrop.wording import NAMES_LEFT, counted, in_latex, in_markdown, markdown_table
 
 # Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
@@ -110,7 +111,15 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
     # The model that a comparison keeps is beside the folder of its runs.
-    runs = list(_finished_runs(folder / RUNS if (folder / RUNS).is_dir() else folder))
+    top, runs = folder / RUNS if (folder / RUNS).is_dir() else folder, []
+    for path, folders, files in os.walk(top):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "checkpoint-")))
+        try:
+            metrics = read_metrics(Path(path)) if METRICS in files else None
+        except AttendropError:  # a file of another program
+            continue
+        if metrics is not None and "pruned" not in metrics:  # a pruned copy has the options of its run
+            runs.append(ReportedRun(os.path.relpath(path, top), method_label(metrics), metrics))
     failed = {name: failure["error"] for name, failure in read_failures(folder).items()}
     listed = read_json(folder / COMPARED, {"reference": str, "settings": dict})
     against, compared, notes = REFERENCE, dict[str, dict[str, dict[str, Any]]](), []
@@ -121,11 +130,7 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         if failed:
             notes.append(f"Without a result: {'; '.join(f'{name} ({error})' for name, error in failed.items())}.")
     else:
-        try:
-            for name, own in listed["settings"].items():
-                compared[name] = {at: {LABEL: str(of[LABEL]), "seed": int(of["seed"])} for at, of in own.items()}
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise AttendropError(f"'{folder / COMPARED}' was not written by attendrop; remove it.") from None
+        compared = listed["settings"]
         against = listed["reference"]
         groups = {
             name: [replace(run, label=found[at][LABEL]) for run in runs if (at := Path(run.folder).name) in found]
@@ -164,19 +169,6 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     return Results(folder, tuple(settings), overall, tuple(notes), encoders, curves)
 
 
-def _finished_runs(folder: Path) -> Iterator[ReportedRun]:
-    """Yield the finished runs below a folder in the order of their paths; files of other programs are left out."""
-    for path, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "checkpoint-")))
-        if METRICS in files:
-            try:
-                metrics = read_metrics(Path(path))
-            except AttendropError:
-                continue
-            if metrics is not None and "pruned" not in metrics:  # a pruned copy has the options of its run
-                yield ReportedRun(os.path.relpath(path, folder), method_label(metrics), metrics)
-
-
 def _grouped(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
     """Collect the runs of each setting, whose options differ only in method and seed, by its name.
 
@@ -197,8 +189,132 @@ def _grouped(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
         varied = [f"{name}={value}" for name, value in run.options.items() if len(values[*data, name]) > 1]
         names.append(", ".join([scored_data(run.metrics), *varied]))
     counts, found = Counter(names), {}
-    for number, (name, group) in enumerate(zip(names, groups.values(), strict=True), start=1):
+    for place, (name, group) in enumerate(zip(names, groups.values(), strict=True), start=1):
         if counts[name] > 1:
-            name += f" ({number}: {group[0].options.get('train_file') or group[0].metrics['metric']})"
+            name += f" ({place}: {group[0].options.get('train_file') or group[0].metrics['metric']})"
         found[name] = group
     return found
+
+
+AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
+_LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}
+_AVERAGE = "average"
+_CSV = ["method", "setting", "metric", "seeds", "mean", "std", "best", "marks"]
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Scores of methods on tasks.
+
+    Attributes:
+        cells: A row for each method and column of the table: ``method``, ``column`` (its number), ``setting``,
+            ``metric``, ``seeds``, ``mean``, ``std`` (NaN for one seed, and for an average), ``text`` (both, and the
+            number of seeds where other methods have more), ``best`` (1 if no other mean of the column is higher, of
+            those with all seeds), ``marks`` (signs for the difference from the reference and for scores that flatter).
+        methods: Labels in the order of the rows.
+        headers: Names of the settings with their metrics where these differ, and "average" if the settings differ in
+            the task alone and their scores are not errors.
+    """
+
+    cells: pd.DataFrame
+    methods: tuple[str, ...]
+    headers: tuple[str, ...]
+    caption: str
+
+    def wide(self, shown: Callable[[str, bool, str], str]) -> list[list[str]]:
+        """Return the texts of the table by row, with the methods, ``shown`` by text, whether it is best, and marks."""
+        found = {
+            (cell.method, cell.column): shown(cell.text, cell.best, cell.marks) for cell in self.cells.itertuples()
+        }
+        return [[label, *(found.get((label, i), "-") for i in range(len(self.headers)))] for label in self.methods]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        rows = self.wide(lambda text, best, marks: (f"**{text}**" if best else text) + in_markdown(marks))
+        rows = [[in_markdown(label), *row] for label, *row in rows]
+        table = markdown_table([*map(in_markdown, ("method", *self.headers))], rows, NAMES_LEFT)
+        return f"{table}\n\n{in_markdown(self.caption)}\n"
+
+    def latex(self) -> str:
+        """Return the table as LaTeX, for the package booktabs."""
+
+        def cell(text: str, best: bool, marks: str) -> str:
+            text = (text.replace("-", "$-$") if text.startswith("-") else text).replace("±", r"$\pm$")
+            signs = "".join(_LATEX_MARKS[mark] for mark in marks)
+            return (rf"\textbf{{{text}}}" if best else text) + (f"$^{{{signs}}}$" if signs else "")
+
+        rows = [[in_latex(label), *row] for label, *row in self.wide(cell)]
+        frame = pd.DataFrame(rows, columns=[*map(in_latex, ("method", *self.headers))])
+        caption = in_latex(self.caption).replace(AHEAD, r"$\dagger$").replace(BEHIND, r"$\ddagger$")
+        return str(frame.to_latex(index=False, column_format="l" + "r" * len(self.headers), caption=caption))
+
+    def csv(self) -> str:
+        """Return the table as CSV: a line for each method and column, the scores in full precision and not scaled."""
+        order = self.cells["method"].map(self.methods.index)
+        cells = self.cells.assign(order=order).sort_values(["order", "column"], kind="stable")
+        return str(cells[_CSV].to_csv(index=False, lineterminator="\n"))
+
+
+def make_result_table(results: Results) -> ResultTable:
+    """Make the table of all settings.
+
+    The marks follow the p values of :func:`attendrop.studies.answer.method_rows`; with several settings those of
+    :func:`attendrop.studies.study.overall_rows`, which are corrected over all of them. A method has an average
+    if it has a score in every setting.
+    """
+    overall = {(name, row.label): p for row in results.overall for name, p in row.p_values.items()}
+    answers = [each.answer for each in results.settings]
+    names = ["method", "column", "setting", "metric", "seeds", "mean", "std", "text", "partial", "marks"]
+    cells, counts = [], set()
+    for column, setting in enumerate(results.settings):
+        of = setting.answer
+        scale, most = score_scale(of.metric), max((row.n for row in of.rows), default=0)
+        counts.add(most)
+        for row in of.rows:
+            p, marks = overall.get((setting.name, row.label)) if overall else row.p_holm, ""
+            if p is not None and p <= ALPHA and row.difference is not None and row.difference.n >= MIN_SEEDS:
+                marks = AHEAD if row.difference.mean.value > 0 else BEHIND
+            values = [row.mean] if row.std is None else [row.mean, row.std]
+            texts = [number(value, of.decimals) if scale == 1 else f"{scale * value:z.1f}" for value in values]
+            text = " ± ".join(texts) + (f" ({row.n})" if row.n < most else "")
+            marks += FLATTERED * row.selected_on_reported
+            cells.append(
+                (row.label, column, setting.name, of.metric, row.n, row.mean, row.std, text, row.n < most, marks)
+            )
+    frame = pd.DataFrame(cells, columns=names, dtype=object)
+    frame = frame.astype({"column": int, "seeds": int, "mean": float, "std": float, "partial": bool})
+    models, tasks = {found.model for found in answers}, {found.data or found.task for found in answers}
+    metrics = list(dict.fromkeys(found.metric for found in answers))
+    headers = [each.name + (f", {each.answer.metric}" if len(metrics) > 1 else "") for each in results.settings]
+    if len(models) == 1 < len(tasks) == len(answers) and all(score_scale(metric) != 1 for metric in metrics):
+        metric = metrics[0] if len(metrics) == 1 else _AVERAGE
+        for label, own in frame.groupby("method", sort=False):
+            if len(own) == len(answers):
+                mean, seeds, partial = own["mean"].mean(), own["seeds"].min(), bool(own["partial"].any())
+                text = f"{score_scale(_AVERAGE) * mean:z.1f}" + (f" ({seeds})" if partial else "")
+                marks = FLATTERED if own["marks"].str.contains(FLATTERED, regex=False).any() else ""
+                frame.loc[len(frame)] = [label, len(answers), _AVERAGE, metric, seeds, mean, None, text, partial, marks]
+        headers.append(_AVERAGE)
+    whole = frame["mean"].where(~frame["partial"].astype(bool))
+    frame["best"] = (whole == whole.groupby(frame["column"]).transform("max")).astype(int)
+
+    seeds_told = " or ".join(str(count) for count in sorted(counts - {0}))
+    spread = "of one seed" if seeds_told == "1" else f"mean ± standard deviation of {seeds_told} seeds"
+    reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
+    rows = f" on {answers[0].scored_on}" if len(answers) == 1 else ""
+    scaled = "" if all(score_scale(metric) == 1 for metric in metrics) else " times 100"
+    of_models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
+    parts = [f"{', '.join(metrics)}{scaled} of {of_models}{rows}, {spread}; the best in bold"]
+    if frame["partial"].any():
+        parts.append("In parentheses: the number of seeds, if fewer")
+    if frame["marks"].str.contains(f"[{AHEAD}{BEHIND}]").any():
+        over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
+        parts.append(f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only")
+    if frame["marks"].str.contains(FLATTERED, regex=False).any():
+        parts.append(f"{FLATTERED} chosen on the rows of the score, which is optimistic")
+    return ResultTable(frame, tuple(results.labels), tuple(headers), f"{'. '.join(parts)}.")
+
+
+def score_scale(metric: str) -> float:
+    """Return the factor with which scores are shown: 100, or 1 for errors, ``neg_...``, which are shown as they are."""
+    return 1.0 if metric.startswith("neg_") else 100.0

@@ -132,20 +132,10 @@ class PairedDifference:
         return len(self.values)
 
     @property
-    def known(self) -> Estimate:
-        """The mean with its interval over seeds and rows, or over seeds only where rows are not known."""
-        return self.seeds_only if self.p_value is None else self.mean
-
-    @property
     def ahead(self) -> float:
         """Fraction of seeds in which the first is ahead, ties counted half."""
         values = np.asarray(self.values)
         return float(np.mean(values > ROUNDING) + np.mean(np.abs(values) <= ROUNDING) / 2)
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether the scores of all seeds are equal."""
-        return all(abs(value) <= ROUNDING for value in self.values)
 
 
 def paired_difference(

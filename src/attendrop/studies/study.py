@@ -30,27 +30,29 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, convert_option, read_yaml
 from attendrop.runs.run_folder import LOCK, check_writable, read_json
-from attendrop.studies.executor import LOCAL, OnEvent, open_runner
-from attendrop.studies.run_specs import (
+from attendrop.studies.executor import (
     BASELINES,
     COMPARED,
     LABEL,
+    LOCAL,
     REFERENCE,
     REPORTS,
     RUNS,
     Event,
+    OnEvent,
     RunSpec,
     check_number_of_runs,
+    open_runner,
     with_evaluation,
 )
 from attendrop.support.files import write_json, write_text
@@ -59,8 +61,7 @@ from attendrop.tasks.table import with_files
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
 
 if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
-    from attendrop.studies.answer import Answer
-    from attendrop.studies.method_rows import MethodRow
+    from attendrop.studies.answer import Answer, MethodRow
     from attendrop.studies.statistics import PairedDifference
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
@@ -75,6 +76,7 @@ _EXAMPLES = {
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
 _LISTS = ("text_columns", "with_columns")  # whose lists are no grids
+_Method = tuple[str, dict[str, Any], str]
 _PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
 
 
@@ -103,29 +105,6 @@ class Study:
 # The file ------------------------------------------------------------------------------------------------------------
 
 
-class _Method(NamedTuple):
-    """A method of a file, with options and the label that the file gives; empty: none."""
-
-    name: str
-    options: dict[str, Any]
-    own_label: str
-
-    @property
-    def label(self) -> str:
-        from attendrop.methods.core.registry import labelled_method
-
-        return self.own_label or labelled_method(self.name, self.options)
-
-
-class _Point(NamedTuple):
-    """A setting of a file: the options of its runs, its methods, and its baselines."""
-
-    name: str
-    options: dict[str, Any]
-    methods: list[_Method]
-    baselines: list[str]
-
-
 def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = None) -> Study:
     """Read a study from a file; ``on_data`` is called with the options of each setting, before methods are looked up.
 
@@ -145,26 +124,65 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
     else:
         check_number_of_runs(seeds, reader.named)
         seeds = range(seeds)
-    points = reader.points(content)
-    check_number_of_runs(len(seeds) * sum(len(each.methods) + len(each.baselines) for each in points), reader.named)
-    names = [each.name for each in points]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise reader.error(f"has two data named {twice!r}; give each a 'name'.")
+    models = _listed(content.get("models") or "minilm")
+    if wrong := next((name for name in models if not isinstance(name, str)), None):
+        raise reader.error(f"has a model that is not a name: {wrong!r}.")
+    # The settings: each point of the grids of data and of options of all runs, by name.
+    points: dict[str, tuple[dict[str, Any], list[_Method], list[str]]] = {}
+    shared = {"model": reader.option("model", models)} | reader.run_options("run", content.get("run") or {})
+    for entry in _listed(content["data"]):
+        given = {"task": entry} if isinstance(entry, str) else reader.mapping("data", entry)
+        name = " ".join(str(given.pop("name", None) or "").split())
+        methods = reader.methods(given.pop("methods", content["methods"]))
+        baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
+        for baseline in baselines:
+            check_choice("baseline", baseline, BASELINES)
+        for options, varied in reader.grid(shared | reader.run_options("data", given)):
+            source = "task" if "task" in options else "train_file"
+            if not name:
+                varied.pop(source, None)
+            named = ", ".join([name or Path(options.get(source, "files")).stem, *varied.values()])
+            if named in points:
+                raise reader.error(f"has two data named {named!r}; give each a 'name'.")
+            points[named] = options, methods, baselines
+    runs = len(seeds) * sum(len(methods) + len(baselines) for _, methods, baselines in points.values())
+    check_number_of_runs(runs, reader.named)
     plain: dict[str, Any] = {"method": REFERENCE, "output_dir": ""}
-    configs = [RunConfig(**with_evaluation(each.options), **plain, on_data=on_data) for each in points]
-    settings = tuple(
-        reader.setting(point, config, dict.fromkeys(seeds)) for point, config in zip(points, configs, strict=True)
-    )
-    labels = {method.label: method.name for point in points for method in point.methods}
-    own = [label for label, name in labels.items() if name == REFERENCE]
-    default = own[0] if len(own) == 1 else REFERENCE  # by what the file calls it
+    configs = [RunConfig(**with_evaluation(options), **plain, on_data=on_data) for options, *_ in points.values()]
+
+    from attendrop.methods.core.registry import labelled_method
+
+    # The runs of each setting; methods that are written otherwise, such as with 1 and 1.0, are one.
+    settings, labels = [], dict[str, str]()
+    for (name, (_, methods, baselines)), config in zip(points.items(), configs, strict=True):
+        specs: dict[str, RunSpec] = {}
+        for seed in dict.fromkeys(seeds):
+            called: dict[str, RunSpec] = {}
+            for method, options, own_label in methods:
+                label = own_label or labelled_method(method, options)
+                labels[label] = method
+                own = replace(config, method=method, options=options, seed=seed)
+                spec = RunSpec(own, label=own_label)
+                same = called.setdefault(label, spec)
+                if same.config.regularizer != own.regularizer or label in baselines:
+                    raise reader.error(f"has two methods with the label {label!r}; change one.")
+                other = specs.setdefault(spec.key(), spec) if same is spec else spec
+                if other.label != spec.label:
+                    twice = f"'{other.label or other.method}' and '{spec.label or spec.method}'"
+                    raise reader.error(f"has {method} twice with the same options, as {twice}; omit one.")
+            for baseline in baselines:
+                spec = RunSpec(replace(config, seed=seed), baseline)
+                specs[spec.key()] = spec
+        settings.append(Setting(name, tuple(specs.values())))
+    calls = [label for label, method in labels.items() if method == REFERENCE]
+    default = calls[0] if len(calls) == 1 else REFERENCE  # by what the file calls it
     reference = content.get("reference", default)
     if "reference" in content and (not isinstance(reference, str) or reference not in labels):
         told = suggestion(str(reference), tuple(labels))
         raise reader.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
-    if len(own) > 1 and reference in (REFERENCE, *own):  # the settings of one would be compared with nothing
-        raise reader.error(f"calls {REFERENCE} {own[0]!r} and {own[1]!r}; give it one label, as the reference.")
-    return Study(settings, reference)
+    if len(calls) > 1 and reference in (REFERENCE, *calls):  # the settings of one would be compared with nothing
+        raise reader.error(f"calls {REFERENCE} {calls[0]!r} and {calls[1]!r}; give it one label, as the reference.")
+    return Study(tuple(settings), reference)
 
 
 @dataclass(frozen=True)
@@ -187,29 +205,9 @@ class _Reader:
             raise self.error(f"has an unknown key {unknown!r} in {where}.{suggestion(unknown, known)}")
         return found
 
-    def points(self, content: Mapping[str, Any]) -> list[_Point]:
-        """Read the settings: each point of the grids of data and of options of all runs."""
-        models = _listed(content.get("models") or "minilm")
-        if wrong := next((name for name in models if not isinstance(name, str)), None):
-            raise self.error(f"has a model that is not a name: {wrong!r}.")
-        shared = {"model": self.option("model", models)}
-        shared |= {n: self.option(n, v) for n, v in self.mapping("run", content.get("run") or {}, _OF_RUN).items()}
-        points = []
-        for entry in _listed(content["data"]):
-            given = {"task": entry} if isinstance(entry, str) else self.mapping("data", entry)
-            name = " ".join(str(given.pop("name", None) or "").split())
-            methods = self.methods(given.pop("methods", content["methods"]))
-            baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
-            for baseline in baselines:
-                check_choice("baseline", baseline, BASELINES)
-            own = {n: self.option(n, v) for n, v in self.mapping("data", given, _OF_RUN).items()}
-            for options, varied in self.grid(shared | own):
-                source = "task" if "task" in options else "train_file"
-                if not name:
-                    varied.pop(source, None)
-                named = name or Path(options.get(source, "files")).stem
-                points.append(_Point(", ".join([named, *varied.values()]), options, methods, baselines))
-        return points
+    def run_options(self, where: str, given: Any) -> dict[str, Any]:
+        """Read options of runs by the names of the command line, or lists of their values."""
+        return {name: self.option(name, value) for name, value in self.mapping(where, given, _OF_RUN).items()}
 
     def option(self, name: str, value: Any) -> Any:
         """Convert an option of a run, or a list of its values; replace variables in paths, then ``~``."""
@@ -227,7 +225,7 @@ class _Reader:
         return with_files(expanded, lambda file: str(file.absolute()))
 
     def methods(self, entries: Any) -> list[_Method]:
-        """Read methods, each with each point of the grid of its options."""
+        """Read methods, each with each point of the grid of its options, and the label that the file gives, if any."""
         if not entries:
             raise self.error("has no methods.")
         found = []
@@ -241,7 +239,7 @@ class _Reader:
                 raise self.error(f"has a label that is not text: {label!r}; quote it.")
             label = " ".join(label.split())  # tables have a line for each method
             for options, varied in self.grid(self.mapping("options", given.get("options") or {})):
-                found.append(_Method(name, options, " ".join([label, *varied.values()]) if label else ""))
+                found.append((name, options, " ".join([label, *varied.values()]) if label else ""))
         return found
 
     def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
@@ -253,26 +251,6 @@ class _Reader:
         for point in product(*values.values()):
             found = dict(zip(values, point, strict=True))
             yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
-
-    def setting(self, point: _Point, config: RunConfig, seeds: Iterable[int]) -> Setting:
-        """Make the runs of a setting; methods that are written otherwise, such as with 1 and 1.0, are one."""
-        specs: dict[str, RunSpec] = {}
-        for seed in seeds:
-            called: dict[str, RunSpec] = {}
-            for method in point.methods:
-                own = replace(config, method=method.name, options=method.options, seed=seed)
-                spec = RunSpec(own, label=method.own_label)
-                same = called.setdefault(method.label, spec)
-                if same.config.regularizer != own.regularizer or method.label in point.baselines:
-                    raise self.error(f"has two methods with the label {method.label!r}; change one.")
-                other = specs.setdefault(spec.key(), spec) if same is spec else spec
-                if other.label != spec.label:
-                    names = f"'{other.label or other.method}' and '{spec.label or spec.method}'"
-                    raise self.error(f"has {method.name} twice with the same options, as {names}; omit one.")
-            for baseline in point.baselines:
-                spec = RunSpec(replace(config, seed=seed), baseline)
-                specs[spec.key()] = spec
-        return Setting(point.name, tuple(specs.values()))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -323,7 +301,7 @@ def write_compared(
 
     For each run, by the name of its folder: its label and its seed, which a failed one does not tell itself.
     """
-    from attendrop.studies.method_rows import method_label
+    from attendrop.studies.answer import method_label
 
     runs = {
         name: {each.folder.name: {LABEL: method_label(each.run), "seed": each.spec.config.seed} for each in results}
@@ -389,14 +367,6 @@ class OverallRow:
     p_values: Mapping[str, float]
     mean: PairedDifference | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row as JSON values; an infinite end of an interval is None."""
-        found = self.mean
-        record = {"label": self.label, "p_holm": dict(self.p_values), "seeds": found.n if found else 0}
-        if found is None:
-            return record
-        return record | found.mean.as_dict("difference") | {"differences": list(found.values), "p": found.p_value}
-
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -414,9 +384,16 @@ class StudyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
+        overall = []
+        for row in self.overall:
+            found = row.mean
+            overall.append({"label": row.label, "p_holm": dict(row.p_values), "seeds": found.n if found else 0})
+            if found is not None:
+                overall[-1] |= found.mean.as_dict("difference")
+                overall[-1] |= {"differences": list(found.values), "p": found.p_value}
         return {
             "settings": {name: found.as_dict() for name, found in self.answers.items()},
-            "overall": [row.as_dict() for row in self.overall],
+            "overall": overall,
             "failed": [{"folder": str(result.folder), **result.run} for result in self.failed],
         }
 
@@ -441,8 +418,7 @@ class StudyReport:
 
     def overall_table(self) -> list[str]:
         """Return the table over all settings as Markdown; nothing for a single one."""
-        from attendrop.studies.answer import DIFFERENCE, SEEDS_ONLY
-        from attendrop.studies.verdict import ends, interval, p_text
+        from attendrop.studies.answer import DIFFERENCE, SEEDS_ONLY, ends, interval, p_text
 
         digits = max((found.decimals for found in self.answers.values()), default=0)
         header = ("method", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
