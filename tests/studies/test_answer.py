@@ -239,7 +239,7 @@ def test_only_common_seeds_are_compared_and_missing_runs_are_named() -> None:
     found = answer([*FINETUNE, *runs("mixout", BEHIND), *runs("ad-drop", AHEAD[:3])])
     assert (found.verdict.why, found.verdict.groups["untested"]) == ("all behind", ("ad-drop",))
     failed = [{"method": "ad-drop", "options": {}, "seed": 4, "error": "out of memory"}]
-    found = answer([*FINETUNE, *runs("ad-drop", AHEAD[:4])], failed=failed)
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD[:4]), *failed])
     assert row(found, "ad-drop").difference.values == pytest.approx([0.007, 0.023, 0.012, 0.006])
     assert found.notes == (
         "Without a result: ad-drop with seed 4 (out of memory).",
@@ -298,7 +298,7 @@ def test_scores_that_flatter_are_marked(name: str) -> None:
 def test_texts_of_users_are_no_markup() -> None:
     error = {"method": "r-drop", "options": {}, "seed": 1, "error": "got <class 'int'>\nfor *args, [a](b), `__all__`"}
     of_file = [run | {"config": {"train_file": "max_rows_*.csv"}, "label": "_a*"} for run in FINETUNE]
-    text = answer(of_file, "_a*", failed=[error]).markdown()  # as it is, and not as markup
+    text = answer([*of_file, error], "_a*").markdown()  # as it is, and not as markup
     assert r"&lt;class 'int'> for \*args, [a\](b), \`\_\_all\_\_\`)." in text
     assert r"on max_rows\_\*.csv (3000 rows):" in text and text.count(r"| \_a\* | ") == 2 and r"Use \_a\*." in text
 

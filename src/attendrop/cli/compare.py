@@ -113,9 +113,9 @@ def study(
 
     if dry_run:
         listed = [
-            {"setting": each.name, "method": method_label(spec.described()), "seed": spec.config.seed}
-            for each in found.settings
-            for spec in each.specs
+            {"setting": name, "method": method_label(spec.described()), "seed": spec.config.seed}
+            for name, specs in found.settings.items()
+            for spec in specs
         ]
         lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
         ui.show(listed, "\n".join([*lines, f"{len(found.specs)} runs"]), quiet=quiet, as_json=as_json)

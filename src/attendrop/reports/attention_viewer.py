@@ -280,9 +280,8 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`. Where ``row`` has no ``"labels"``, the prediction takes their
-    place; for a predicted number it is that number plus one, so that the attributed score, minus the squared error,
-    rises with the prediction.
+    :func:`attendrop.attribution.targets.fix_target`, in place of labels; for a predicted number it is that number plus
+    one, so that the attributed score, minus the squared error, rises with the prediction.
 
     The ``attribution`` is one of ``ATTRIBUTIONS``. Of the ``layers``, see
     :func:`attendrop.attention.layers.select_layers`, only the encoder's self-attention is shown, or that of a
@@ -294,20 +293,19 @@ def text_maps(
     check_choice("attribution", attribution, tuple(ATTRIBUTIONS))
     accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names, "labels"}
 
-    def batch_of(given: Mapping[str, Any]) -> dict[str, Any]:
-        collated = task_type.collator(tokenizer)([{name: value for name, value in given.items() if name in accepted}])
+    def batch_of(**columns: Any) -> dict[str, Any]:
+        collated = task_type.collator(tokenizer)([{name: columns[name] for name in columns if name in accepted}])
         return to_device(collated, model.device)
 
-    batch = batch_of(row)
     with evaluating(model):
         with torch.no_grad():
-            raw = task_type.predict(model, {name: value for name, value in batch.items() if name != "labels"})
+            batch = {name: value for name, value in batch_of(**row).items() if name != "labels"}
+            raw = task_type.predict(model, batch)
         columns = {name: [value] for name, value in row.items()}
         outputs = task_type.row_outputs(raw, columns, tokenizer)
-        if "labels" not in batch:
-            assumed = [label + 1 if isinstance(label, float) else label for label in task_type.decode(outputs)]
-            (target,) = task_type.targets(assumed, BatchEncoding(columns), tokenizer)
-            batch = batch_of({**row, "labels": target})
+        assumed = [label + 1 if isinstance(label, float) else label for label in task_type.decode(outputs)]
+        (target,) = task_type.targets(assumed, BatchEncoding(columns), tokenizer)
+        batch = batch_of(**row, labels=target)
         with ModelAdapter(model) as adapter:
             selected = select_self_attention(adapter.trace(batch), layers)
             positions = WatchedPlan(Plan())  # of all layers

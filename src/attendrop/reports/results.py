@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,9 +145,9 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     for name, group in groups.items():
         if group:
             gone = {at: each for at, each in compared.get(name, {}).items() if at in failed and at not in present}
-            errors = [each | {"error": failed[at]} for at, each in gone.items()]
-            metrics = [{**run.metrics, LABEL: run.label} for run in group]
-            found = answer(metrics, reference or against, failed=errors)
+            every = [{**run.metrics, LABEL: run.label} for run in group]
+            every += [each | {"error": failed[at]} for at, each in gone.items()]
+            found = answer(every, reference or against)
             settings.append(ReportedSetting(name or scored_data(group[0].metrics), found, tuple(group)))
     if listed is not None:
         names = {at for own in compared.values() for at in own}
@@ -172,27 +172,20 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
 def _grouped(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
     """Collect the runs of each setting, whose options differ only in method and seed, by its name.
 
-    A setting is named by its data, and by the options in which settings with the same data differ; if the data have the
-    same name, such as files in several folders, by a number and the file, too.
+    A setting is named by its data, and by what settings on data of the same name differ in.
     """
     groups: dict[str, list[ReportedRun]] = {}
-    values: defaultdict[tuple[Any, ...], set[str]] = defaultdict(set)
+    values: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for run in runs:
-        of, options = run.metrics, run.options
-        key = json.dumps([of["model"], of["metric"], of["task"], options], sort_keys=True)
-        groups.setdefault(key, []).append(run)
-        for name, value in options.items():
-            values[options.get("task"), options.get("train_file"), name].add(repr(value))
-    names = []
-    for run, *_ in groups.values():
-        data = run.options.get("task"), run.options.get("train_file")
-        varied = [f"{name}={value}" for name, value in run.options.items() if len(values[*data, name]) > 1]
-        names.append(", ".join([scored_data(run.metrics), *varied]))
-    counts, found = Counter(names), {}
-    for place, (name, group) in enumerate(zip(names, groups.values(), strict=True), start=1):
-        if counts[name] > 1:
-            name += f" ({place}: {group[0].options.get('train_file') or group[0].metrics['metric']})"
-        found[name] = group
+        given = {"metric": run.metrics["metric"], **run.options}
+        groups.setdefault(json.dumps(given, sort_keys=True), []).append(run)
+        for name, value in given.items():
+            values[scored_data(run.metrics), name].add(repr(value))
+    found = {}
+    for group in groups.values():
+        data, given = scored_data(group[0].metrics), {"metric": group[0].metrics["metric"], **group[0].options}
+        varied = [f"{name}={value}" for name, value in given.items() if len(values[data, name]) > 1]
+        found[", ".join([data, *varied])] = group
     return found
 
 

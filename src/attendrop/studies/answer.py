@@ -716,19 +716,13 @@ def cells(row: MethodRow, digits: int) -> tuple[str, ...]:
     return row.label, str(row.n), score + "*" * row.selected_on_reported, both, seeds_only, p, ahead, cost(row)
 
 
-def answer(
-    metrics: Sequence[Mapping[str, Any]],
-    reference: str = REFERENCE,
-    *,
-    failed: Sequence[Mapping[str, Any]] = (),
-    margin: float | None = None,
-) -> Answer:
+def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float | None = None) -> Answer:
     """Compare methods with a reference, paired by seed.
 
     Args:
-        metrics: The ``metrics.json`` of finished runs that differ in method and seed only, baselines among them.
+        runs: The ``metrics.json`` of finished runs that differ in method and seed only, baselines among them; of those
+            without a result ``method``, ``options``, ``seed`` and ``error``.
         reference: Label of the method to compare with, see :func:`attendrop.studies.answer.method_label`.
-        failed: Runs without a result: ``method``, ``options``, ``seed`` and ``error`` of each.
         margin: Differences below this are taken as practically zero. None: 0.005; for errors (``neg_...``), 1 % of
             the reference's.
 
@@ -736,6 +730,7 @@ def answer(
         AttendropError: There is no run, the reference is a baseline, the runs differ in task, model or metric, or two
             have the same method and seed.
     """
+    metrics = [run for run in runs if "error" not in run]
     if not metrics:
         raise AttendropError("There is no finished run to compare.")
     if reference in BASELINES:
@@ -758,15 +753,15 @@ def answer(
         rows=tuple(rows),
         verdict=verdict,
         sentences=tuple(sentences(verdict, {row.label: row for row in rows}, reference, metric, margin)),
-        notes=tuple(_notes(metrics, failed, rows, verdict, decimals(margin, DECIMALS))),
+        notes=tuple(_notes(runs, rows, verdict, decimals(margin, DECIMALS))),
         holds_for=holds_for(first, rows, verdict.baseline_leads),
         data=str(first["task"] if file is None else f"{file}: {first['config'].get('label_column')}"),
     )
     # On the out-of-distribution split, where errors are larger; two sentences more say what it costs the reference, and
     # what the best model there costs on the usual rows.
-    if not (runs := [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]):
+    if not (unlike := [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]):
         return usual
-    shifted, scored, plain = answer(runs, reference, margin=given), scored_on(first, ood=True), name(reference)
+    shifted, scored, plain = answer(unlike, reference, margin=given), scored_on(first, ood=True), name(reference)
     here, there = ({row.label: row for row in each.rows} for each in (usual, shifted))
     words = [f"On {scored}: {shifted.sentences[0]}", *shifted.sentences[1:]]
     if reference in here and reference in there:
@@ -783,18 +778,12 @@ def answer(
     return replace(usual, ood=replace(shifted, scored_on=scored, sentences=tuple(words), notes=notes, holds_for=holds))
 
 
-def _notes(
-    runs: Sequence[Mapping[str, Any]],
-    failed: Sequence[Mapping[str, Any]],
-    rows: Sequence[MethodRow],
-    verdict: Verdict,
-    digits: int,
-) -> Iterator[str]:
+def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict, digits: int) -> Iterator[str]:
     """List the limitations of an answer."""
-    missing = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in runs if not has_score(run)]
-    missing += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
+    missing = [(method_label(run), run["seed"], run.get("error", "no score")) for run in runs if not has_score(run)]
     if missing:
-        yield f"Without a result: {'; '.join(missing)}."
+        yield f"Without a result: {'; '.join(f'{label} with seed {seed} ({why})' for label, seed, why in missing)}."
+    runs = [run for run in runs if "error" not in run]
     # What the data decided.
     decisions: dict[str, str] = {}
     for run in runs:

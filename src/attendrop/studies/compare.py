@@ -259,8 +259,7 @@ def run_comparison(
         plain = [each for each in results if each.spec.method == REFERENCE]
         if not any(each.metrics for each in plain):
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
-        failed = [each.run for each in results if each.metrics is None]
-        found = answer([each.run for each in results if each.metrics is not None], failed=failed)
+        found = answer([each.run for each in results])
         outcome = Outcome(found, trials, encoders=encoders)
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model

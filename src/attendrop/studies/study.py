@@ -81,24 +81,19 @@ _PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Runs of a study that are compared: they differ in method and seed only; with a name such as "mrpc, shots=5"."""
-
-    name: str
-    specs: tuple[RunSpec, ...]
-
-
-@dataclass(frozen=True)
 class Study:
-    """A study: its settings, and the method that the others are compared with."""
+    """A study: the runs of its settings, by names such as "mrpc, shots=5", and the method to compare with.
 
-    settings: tuple[Setting, ...]
+    The runs of a setting differ in method and seed only.
+    """
+
+    settings: Mapping[str, Sequence[RunSpec]]
     reference: str = REFERENCE
 
     @property
     def specs(self) -> list[RunSpec]:
         """All different runs, seed by seed: a study that was stopped has complete comparisons of its first seeds."""
-        specs = {spec.key(): spec for setting in self.settings for spec in setting.specs}
+        specs = {spec.key(): spec for own in self.settings.values() for spec in own}
         return sorted(specs.values(), key=lambda spec: spec.config.seed)
 
 
@@ -153,7 +148,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
     from attendrop.methods.core.registry import labelled_method
 
     # The runs of each setting; methods that are written otherwise, such as with 1 and 1.0, are one.
-    settings, labels = [], dict[str, str]()
+    settings, labels = dict[str, Sequence[RunSpec]](), dict[str, str]()
     for (name, (_, methods, baselines)), config in zip(points.items(), configs, strict=True):
         specs: dict[str, RunSpec] = {}
         for seed in dict.fromkeys(seeds):
@@ -173,7 +168,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
             for baseline in baselines:
                 spec = RunSpec(replace(config, seed=seed), baseline)
                 specs[spec.key()] = spec
-        settings.append(Setting(name, tuple(specs.values())))
+        settings[name] = list(specs.values())
     calls = [label for label, method in labels.items() if method == REFERENCE]
     default = calls[0] if len(calls) == 1 else REFERENCE  # by what the file calls it
     reference = content.get("reference", default)
@@ -182,7 +177,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
         raise reader.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
     if len(calls) > 1 and reference in (REFERENCE, *calls):  # the settings of one would be compared with nothing
         raise reader.error(f"calls {REFERENCE} {calls[0]!r} and {calls[1]!r}; give it one label, as the reference.")
-    return Study(tuple(settings), reference)
+    return Study(settings, reference)
 
 
 @dataclass(frozen=True)
@@ -279,11 +274,11 @@ def run_study(
     """
     folder = Path(folder)
     check_study_folder(folder, file=file)
-    runs = [(each.name, spec) for each in study.settings for spec in each.specs]
+    runs = [(name, spec) for name, specs in study.settings.items() for spec in specs]
     runs.sort(key=lambda run: run[1].config.seed)
     with open_runner(folder, workers=workers, backend=backend) as runner:
         results = runner.run([spec for _, spec in runs], on_event)
-    of_settings: dict[str, list[Event]] = {each.name: [] for each in study.settings}
+    of_settings: dict[str, list[Event]] = {name: [] for name in study.settings}
     for (name, _), result in zip(runs, results, strict=True):
         of_settings[name].append(result)
     report = make_report(of_settings, study.reference)
@@ -438,12 +433,8 @@ def make_report(results: Mapping[str, Sequence[Event]], reference: str) -> Study
     """Compare the methods in each setting and over all of them, given the results of each setting."""
     from attendrop.studies.answer import answer
 
-    answers = {}
-    for name, found in results.items():
-        metrics = [result.run for result in found if result.metrics is not None]
-        failed = [result.run for result in found if result.metrics is None]
-        if metrics:
-            answers[name] = answer(metrics, reference, failed=failed)
+    finished = {name: found for name, found in results.items() if any(each.metrics for each in found)}
+    answers = {name: answer([each.run for each in found], reference) for name, found in finished.items()}
     failures = {result.folder: result for found in results.values() for result in found if result.metrics is None}
     overall = overall_rows(answers) if len(results) > 1 else ()
     return StudyReport(answers, overall, tuple(failures.values()))
