@@ -16,7 +16,6 @@ from helpers.command_line import Captured
 from attendrop.cli import main
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
-from attendrop.studies.answer import Verdict
 from attendrop.studies.executor import Event, RunSpec
 from attendrop.studies.learning_curve import LearningCurve, curve_of, learning_curves, predict_gains
 from attendrop.studies.statistics import Estimate
@@ -109,7 +108,8 @@ def test_the_recommended_model_and_the_best_baseline_are_run_on_fewer_rows(tmp_p
         asked.extend(runs)
         return [Event("failed", spec, tmp_path) for spec in runs]
 
-    verdict = Verdict("tfidf", "", baseline="tfidf", candidate="ad-drop")
+    tfidf, ad_drop = (Namespace(label=label) for label in ("tfidf", "ad-drop"))
+    verdict = Namespace(use=tfidf, base=tfidf, candidate=ad_drop)
     found: Any = Namespace(verdict=verdict, metric="accuracy")
     curves = learning_curves(found, results, perform)
     assert [curve.label for curve in curves] == ["tfidf", "ad-drop"]

@@ -259,20 +259,20 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
 
 def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     """Return the three numbers of a decision, each with a caption and a note: score, lead and cost."""
-    rows, verdict = {row.label: row for row in found.rows}, found.verdict
-    main = rows.get(verdict.use or verdict.candidate or "", next(iter(rows.values()), None))
+    verdict = found.verdict
+    main = verdict.use or verdict.candidate or next(iter(found.rows), None)
     if main is None:
         return []
     spread = "one seed" if main.std is None else f"± {number(main.std, found.decimals)} over {main.n} seeds"
     numbers = [(number(main.mean, found.decimals), f"{found.metric} of {main.label}", spread)]
-    if verdict.lead is not None and verdict.candidate is not None:
-        span = ends(verdict.lead, found.decimals)
+    if verdict.lead is not None and verdict.candidate is not None and verdict.reference is not None:
+        span = ends(verdict.lead.mean, found.decimals)
         note = "no 95 % CI (seeds × examples)" if span == "-" else f"95 % CI (seeds × examples): {span}"
-        difference = f"{verdict.candidate} minus {verdict.reference}"
-        numbers.append((signed(verdict.lead.value, found.decimals), difference, note))
+        difference = f"{verdict.candidate.label} minus {verdict.reference.label}"
+        numbers.append((signed(verdict.lead.mean.value, found.decimals), difference, note))
     reference = next((name(row.label) for row in found.rows if row.is_reference), "the reference")
-    pair = (rows.get(label or "", main) for label in (main.label, verdict.candidate, verdict.reference))
-    if len(rows) > 1 and (timed := next((row for row in pair if not row.is_reference), None)) is not None:
+    pair = (row or main for row in (main, verdict.candidate, verdict.reference))
+    if len(found.rows) > 1 and (timed := next((row for row in pair if not row.is_reference), None)) is not None:
         numbers.append((cost(timed), f"time of training of {timed.label}", f"relative to {reference}"))
     return numbers
 

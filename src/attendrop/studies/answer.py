@@ -240,10 +240,10 @@ def scored_data(run: Metrics, count: str = "") -> str:
     return place + count + (f", trained on {trained}" if evaluated else "")
 
 
-def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Mapping[str, Any]]) -> str:
+def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, PairedDifference]) -> str:
     """Describe what the intervals of a comparison hold for, given a run, its rows, and leads over the best baseline."""
     differences = [row.difference for row in rows if row.difference is not None]
-    found = [each for each in leads.values() if each["seeds"] > 1]  # also of those without a seed of the reference
+    found = [each for each in leads.values() if each.n > 1]  # also of those without a seed of the reference
     if not found and not any(each.n > 1 for each in differences):
         one = "One seed gives no intervals."
         return one if differences else "Nothing is compared with the reference: there are no intervals."
@@ -252,7 +252,7 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Mappi
         trained = f" and other samples of {config['shots']} training rows per class"
     elif config.get("max_train_samples"):
         trained = f" and other samples of {config['max_train_samples']} training rows"
-    if not any(each.components for each in differences) and not any(each["value_low"] is not None for each in found):
+    if not any(each.components for each in (*differences, *found)):
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
     column = config.get("group_column")
     other = "evaluation rows" if column is None else f"groups of evaluation rows, by {column!r},"
@@ -288,7 +288,7 @@ DECIMALS, _HUGE = 3, 1e9
 
 
 class Rule(NamedTuple):
-    """A rule of :class:`Facts`: when it holds; what is used, and the candidate and the reference; and the sentence."""
+    """Rule of a :class:`Verdict`: when it holds; what is used, the candidate and the reference; and the sentence."""
 
     why: str
     holds: Callable[[Any], Any]
@@ -303,15 +303,15 @@ _NO_ROWS = (
 )
 RULES = (
     # Fine-tuned models against the best baseline.
-    Rule("few seeds", lambda f: f.base and f.lead.n < MIN_SEEDS, lambda f: (None, f.leader, f.base), _FEW),
-    Rule("no row scores", lambda f: f.base and f.lead.p_value is None, lambda f: (None, f.leader, f.base), _NO_ROWS),
+    Rule("few seeds", lambda f: f.base and f.gap.n < MIN_SEEDS, lambda f: (None, f.leader, f.base), _FEW),
+    Rule("no row scores", lambda f: f.base and f.gap.p_value is None, lambda f: (None, f.leader, f.base), _NO_ROWS),
     Rule("others not ahead", lambda f: f.base and f.over and f.best_tuned not in f.over,
          lambda f: (f.best_over, f.best_over, f.base),
          "It is significantly ahead of {reference}, as not all fine-tuned models are: {gain}."),
-    Rule("behind", lambda f: f.base and not f.over and f.lead.mean.value <= ROUNDING,
+    Rule("behind", lambda f: f.base and not f.over and f.gap.mean.value <= ROUNDING,
          lambda f: (f.base, f.leader, f.base),
          "Fine-tuning is not ahead of it ({candidate}: {gain})."),
-    Rule("negligible", lambda f: f.base and not f.over and f.is_within(f.lead),
+    Rule("negligible", lambda f: f.base and not f.over and f.is_within(f.gap),
          lambda f: (f.base, f.leader, f.base),
          "Fine-tuning is equivalent to it, within ±{margin} ({candidate}: {gain})."),
     Rule("undecided", lambda f: f.base and not f.over,
@@ -336,40 +336,36 @@ RULES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Verdict:
-    """Recommendation of a comparison.
+    """Decision on rows of :func:`method_rows`, plain fine-tuning first, by the first of :data:`RULES` that holds.
 
     It rests on one pair: a candidate, which takes more, must be significantly ahead of a reference, which takes less.
 
     Attributes:
-        use: Label of the recommended method or baseline; None if there is none.
-        why: The reason: the rule of :data:`RULES` that decides, or "no reference".
-        says: The sentence of the rule, to be completed; not written.
-        lead: Candidate minus reference, with its interval over seeds and examples.
-        groups: Labels of the methods by their difference from the reference, see :data:`GROUPS`.
-        baseline: Label of the best baseline; None without one.
-        baseline_leads: Of each fine-tuned model, by label, its difference from the best baseline, its number of
-            ``seeds``, and ``p_holm``: of a method corrected over the methods, of the reference as it is, None with too
-            few seeds or without scores by row. JSON values.
+        margin: Differences below this are practically zero.
+        use: The recommended method or baseline; None if there is none.
+        why: The reason: the rule that decides, or "no reference".
+        says: The sentence of the rule, to be completed.
+        candidate, reference, lead: The pair, if there is one, and their difference.
+        groups: Labels of the methods by their difference from plain fine-tuning, see :data:`GROUPS`.
+        base: The best baseline; None without one.
+        leads: Of each fine-tuned model, by label, its difference from the best baseline.
+        p_values: Of these, those of methods corrected over the methods; None without scores by row.
     """
 
-    use: str | None
-    why: str
-    says: str = ""
-    candidate: str | None = None
-    reference: str | None = None
-    lead: Estimate | None = None
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    baseline: str | None = None
-    baseline_leads: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-class Facts:
-    """What the rules are about, of rows of ``method_rows``, plain fine-tuning first, with the margin of equivalence."""
+    use: MethodRow | None = None
+    why, says = "no reference", ""
+    candidate: MethodRow | None = None
+    reference: MethodRow | None = None
+    lead: PairedDifference | None = None
+    base: MethodRow | None = None
 
     def __init__(self, rows: Sequence[MethodRow], margin: float) -> None:
         self.margin = margin
+        self.groups, self.leads = dict[str, list[str]](), dict[str, PairedDifference]()
+        self.p_values: dict[str, float | None] = {}
+        if not rows or not rows[0].is_reference:
+            return
         self.tuned, baselines = ([row for row in rows if row.is_baseline is which] for which in (False, True))
         self.plain, *self.methods = self.tuned
         # Groups of methods, by their difference from plain fine-tuning.
@@ -401,15 +397,21 @@ class Facts:
         self.p_values = self.corrected(self.leads)
         if not self.leads:
             self.base = None
-            return
-        enough = min(MIN_SEEDS, max(lead.n for lead in self.leads.values()))
-        known = [row for row in self.tuned if row.label in self.leads]
-        self.leader = max((row for row in known if self.leads[row.label].n >= enough), key=gain_of)
-        self.lead = self.leads[self.leader.label]
-        self.over = [row for row in known if self.is_over(self.leads[row.label], self.p_values.get(row.label))]
-        if self.base is not None and self.over:
-            first = self.plain in self.over
-            self.best_over = self.plain if first else self.cheapest_of_best(self.over, self.base)
+        if self.base is not None:
+            enough = min(MIN_SEEDS, max(lead.n for lead in self.leads.values()))
+            known = [row for row in self.tuned if row.label in self.leads]
+            self.leader = max((row for row in known if self.leads[row.label].n >= enough), key=gain_of)
+            self.gap = self.leads[self.leader.label]
+            self.over = [row for row in known if self.is_over(self.leads[row.label], self.p_values.get(row.label))]
+            if self.over:
+                first = self.plain in self.over
+                self.best_over = self.plain if first else self.cheapest_of_best(self.over, self.base)
+        rule = next(rule for rule in RULES if rule.holds(self))
+        self.why, self.says = rule.why, rule.says
+        self.use, self.candidate, self.reference = rule.decides(self)
+        if self.candidate is not None and self.reference is not None:
+            self.lead = self.candidate.versus(self.reference)
+        self.groups = {group: [row.label for row in getattr(self, group)] for group in GROUPS}
 
     def corrected(self, leads: Mapping[str, PairedDifference]) -> dict[str, float | None]:
         """Return the p values of leads over a baseline that have enough seeds, those of methods corrected by Holm.
@@ -452,46 +454,24 @@ def cost_of(row: MethodRow) -> float:
     return math.inf if row.cost is None else row.cost
 
 
-def decide(rows: Sequence[MethodRow], margin: float) -> Verdict:
-    """Recommend a baseline, the reference, or a method, given rows of ``method_rows``: the first of :data:`RULES`."""
-    if not rows or not rows[0].is_reference:
-        return Verdict(None, "no reference")
-    facts = Facts(rows, margin)
-    rule = next(rule for rule in RULES if rule.holds(facts))
-    decided = rule.decides(facts)
-    use, candidate, reference = (None if row is None else row.label for row in decided)
-    lead = None if decided[1] is None or decided[2] is None else decided[1].versus(decided[2])
-    groups = {group: tuple(row.label for row in getattr(facts, group)) for group in GROUPS}
-    leads = {
-        label: {"seeds": lead.n, **lead.mean.as_dict("value"), "p_holm": facts.p_values.get(label)}
-        for label, lead in facts.leads.items()
-    }
-    mean, base = None if lead is None else lead.mean, None if facts.base is None else facts.base.label
-    return Verdict(use, rule.why, rule.says, candidate, reference, mean, groups, base, leads)
-
-
 # The decision in words -----------------------------------------------------------------------------------------------
 
 
-def sentences(verdict: Verdict, rows: Mapping[str, MethodRow], reference: str, metric: str, margin: float) -> list[str]:
-    """Word a verdict on rows, by label: the decision with its reason, then the figures that it rests on.
+def sentences(verdict: Verdict, rows: Sequence[MethodRow], reference: str, metric: str) -> Iterator[str]:
+    """Word a verdict on rows: the decision with its reason, then the figures that it rests on.
 
     Differences are those of the metric, with 95 % intervals over seeds and examples; those of errors (``neg_...``) are
     of scores, of which the higher is the better.
     """
     if verdict.why == "no reference":
-        if not rows:
-            return ["No recommendation: no run has a score on evaluation rows."]
         told = f"{name(reference)}, the reference, has no score on evaluation rows"
-        return [f"No recommendation: {told}; `attendrop report FOLDER --reference LABEL` compares with another method."]
-    digits, plain = decimals(margin, DECIMALS), next(iter(rows.values()))
-    labels = (verdict.use, verdict.candidate, verdict.reference, verdict.baseline)
-    use, candidate, other, baseline = (rows.get(label or "") for label in labels)
-    words = {"margin": number(margin, digits), "least": str(MIN_SEEDS)}
+        told += "; `attendrop report FOLDER --reference LABEL` compares with another method"
+        yield f"No recommendation: {told if rows else 'no run has a score on evaluation rows'}."
+        return
+    digits, plain, use, candidate = decimals(verdict.margin, DECIMALS), rows[0], verdict.use, verdict.candidate
+    words = {"margin": number(verdict.margin, digits), "least": str(MIN_SEEDS), "seeds": counted(0, "seed"), "gain": ""}
 
-    def tested(row: MethodRow, other: MethodRow, p: float | None) -> str:
-        lead = row.versus(other)
-        assert lead is not None
+    def tested(row: MethodRow, lead: PairedDifference, p: float | None) -> str:
         ahead = f"ahead in {sum(value > ROUNDING for value in lead.values)} of {counted(lead.n, 'seed')}"
         if p is None:
             return f"{ahead}, not tested"
@@ -499,33 +479,28 @@ def sentences(verdict: Verdict, rows: Mapping[str, MethodRow], reference: str, m
         sign = f"{shown[0]} {shown[1:]}" if shown[0] in "<>" else f"= {shown}"
         return f"{ahead}, p {sign}{' (Holm)' * (not row.is_reference)}"
 
-    if candidate is not None and other is not None:
-        lead = candidate.versus(other)
-        words |= {"candidate": name(candidate.label), "reference": title(other)}
-        words |= {"seeds": counted(0 if lead is None else lead.n, "seed")}
-        words |= {"gain": "" if lead is None else f"{metric} {interval(lead, digits)}"}
-    reason = verdict.says.format(**words)
-    lines = [f"{opening(use)} {reason}"]
+    if candidate is not None and verdict.reference is not None:
+        words |= {"candidate": name(candidate.label), "reference": title(verdict.reference)}
+    if (lead := verdict.lead) is not None:
+        words |= {"seeds": counted(lead.n, "seed"), "gain": f"{metric} {interval(lead, digits)}"}
+    yield f"{opening(use)} {verdict.says.format(**words)}"
     if use is None:
-        return lines
-    if candidate is not None and other is plain:
-        told = tested(candidate, plain, candidate.p_holm)
-        lines.append(f"Against {name(plain.label)}, {candidate.label} is {told}; it takes {cost(candidate)} the time.")
+        return
+    if candidate is not None and verdict.reference is plain and lead is not None:
+        told = tested(candidate, lead, candidate.p_holm)
+        yield f"Against {name(plain.label)}, {candidate.label} is {told}; it takes {cost(candidate)} the time."
         for group, title_of_group in GROUPS.items():
             if others := [label for label in verdict.groups[group] if label != candidate.label]:
-                lines.append(f"{title_of_group.format(**words)}: {', '.join(others)}.")
-    own = candidate if use.is_baseline else use
-    if own is not None and baseline is not None and own.label in verdict.baseline_leads:
-        lead = own.versus(baseline)
-        assert lead is not None
-        told = tested(own, baseline, verdict.baseline_leads[own.label]["p_holm"])
+                yield f"{title_of_group.format(**words)}: {', '.join(others)}."
+    own, baseline = candidate if use.is_baseline else use, verdict.base
+    if own is not None and baseline is not None and (over := verdict.leads.get(own.label)) is not None:
+        told = tested(own, over, verdict.p_values.get(own.label))
         time = "" if baseline.cost is None else f", which takes {cost(baseline)} the time of {name(plain.label)}"
-        gain = "" if other is baseline else f": {metric} {interval(lead, digits)}"
+        gain = "" if verdict.reference is baseline else f": {metric} {interval(over, digits)}"
         line = f"Against the best baseline, {title(baseline)}{time}, {name(own.label)} is {told}{gain}"
-        if own is use and cost_of(baseline) < cost_of(use) and lead.mean.value < margin:
+        if own is use and cost_of(baseline) < cost_of(use) and over.mean.value < verdict.margin:
             line += f"; use the baseline where the time of training counts for more than {words['margin']}"
-        lines.append(f"{line}.")
-    return lines
+        yield f"{line}."
 
 
 def opening(use: MethodRow | None) -> str:
@@ -615,7 +590,7 @@ class Answer:
     scored_on: str
     margin: float
     rows: tuple[MethodRow, ...]
-    verdict: Verdict
+    verdict: Verdict = field(compare=False)
     sentences: tuple[str, ...]
     notes: tuple[str, ...]
     holds_for: str
@@ -625,7 +600,7 @@ class Answer:
     @property
     def use(self) -> str | None:
         """Label of what is recommended; None if nothing is."""
-        return self.verdict.use
+        return self.verdict.use and self.verdict.use.label
 
     @property
     def decimals(self) -> int:
@@ -635,8 +610,7 @@ class Answer:
     @property
     def decision(self) -> tuple[str, str]:
         """The decision in a sentence, and its reason, which may be empty."""
-        use = next((row for row in self.rows if row.label == self.use), None)
-        before, decision, reason = self.sentences[0].partition(opening(use))
+        before, decision, reason = self.sentences[0].partition(opening(self.verdict.use))
         return before + decision, reason.lstrip()
 
     def lines(self) -> list[str]:
@@ -689,14 +663,18 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; an infinite end of an interval is None."""
-        of, lead = self.verdict, {} if self.verdict.lead is None else self.verdict.lead.as_dict("value")
+        of = self.verdict
+        base, candidate, reference = (row and row.label for row in (of.base, of.candidate, of.reference))
+        leads = {
+            label: {"seeds": lead.n, **lead.mean.as_dict("value"), "p_holm": of.p_values.get(label)}
+            for label, lead in of.leads.items()
+        }
+        lead = {"candidate": candidate, "reference": reference} | (of.lead.mean.as_dict("value") if of.lead else {})
         return {
             **{key: getattr(self, key) for key in ("task", "model", "metric", "scored_on", "margin")},
             "reference": next((row.label for row in self.rows if row.is_reference), None),
-            **{key: getattr(of, key) for key in ("use", "why", "baseline")},
-            "lead": {"candidate": of.candidate, "reference": of.reference, **lead},
-            "groups": {group: list(labels) for group, labels in of.groups.items()},
-            "baseline_leads": {label: dict(found) for label, found in of.baseline_leads.items()},
+            **{"use": self.use, "why": of.why, "baseline": base, "lead": lead, "groups": of.groups},
+            "baseline_leads": leads,
             "sentences": list(self.sentences),
             "notes": list(self.notes),
             "holds_for": self.holds_for,
@@ -743,7 +721,7 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     first, metric, given = metrics[0], metrics[0]["metric"], margin
     if margin is None:
         margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
-    verdict, file = decide(rows, margin), first.get("config", {}).get("train_file")
+    verdict, file = Verdict(rows, margin), first.get("config", {}).get("train_file")
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
         model=first["model"],
@@ -752,9 +730,9 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
         margin=margin,
         rows=tuple(rows),
         verdict=verdict,
-        sentences=tuple(sentences(verdict, {row.label: row for row in rows}, reference, metric, margin)),
+        sentences=tuple(sentences(verdict, rows, reference, metric)),
         notes=tuple(_notes(runs, rows, verdict, decimals(margin, DECIMALS))),
-        holds_for=holds_for(first, rows, verdict.baseline_leads),
+        holds_for=holds_for(first, rows, verdict.leads),
         data=str(first["task"] if file is None else f"{file}: {first['config'].get('label_column')}"),
     )
     # On the out-of-distribution split, where errors are larger; two sentences more say what it costs the reference, and
@@ -830,14 +808,14 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if unknown:
         yield f"No scores by row on the reference's rows, so no 95 % CI (seeds × examples): {', '.join(unknown)}."
-    best = next((row for row in rows if row.label == verdict.baseline), None)
+    best = verdict.base
     for other in rows:
         if best is None or not other.is_baseline or other.method in CHEAP or other.mean <= best.mean:
             continue
         if lead := other.versus(best):
             by = f"{other.label} minus {best.label} is {interval(lead, digits)}"
             yield f"{best.label}, which trains no encoder, counts as the best baseline: {by}."
-    if len(rows) > 2 and verdict.use not in (None, rows[0].label):
+    if len(rows) > 2 and verdict.use not in (None, rows[0]):
         yield f"The best score of {len(rows)} on the same rows is optimistic: expect slightly less on new data."
     if any(row.selected_on_reported for row in rows):
         yield "*: a model was chosen on the rows that it is scored on, so its score is optimistic."

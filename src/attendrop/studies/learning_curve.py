@@ -80,9 +80,9 @@ def learning_curves(
     If a baseline is recommended, the best fine-tuned model stands beside it.
     """
     verdict, own = found.verdict, {method_label(each.run): each for each in results if each.metrics is not None}
-    wanted = (verdict.use, verdict.baseline, verdict.candidate, REFERENCE)
+    wanted = [row and row.label for row in (verdict.use, verdict.base, verdict.candidate)]
     curves = []
-    for label in [each for each in dict.fromkeys(wanted) if each in own][:MODELS]:
+    for label in [each for each in dict.fromkeys([*wanted, REFERENCE]) if each in own][:MODELS]:
         spec, metrics = own[label].spec, own[label].metrics or {}
         # What the data decided for all rows holds for fewer, too.
         fewer = {} if spec.baseline else {"options": metrics["options"]}
