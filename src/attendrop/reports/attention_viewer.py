@@ -389,7 +389,8 @@ def load_stages(
     """
     folder = Path(name)
     run = read_run(folder) if folder.is_dir() else None
-    own, num_texts, max_length, long_texts, epochs, steps = None, None, None, HEAD, 2, 1000
+    own, num_texts, max_length, epochs, steps, new = None, None, None, 2, 1000, frozenset[str]()
+    long_texts: str | None = HEAD
     if run is not None:
         check_finished(name)
         metrics = read_metrics(folder) or {}
@@ -397,7 +398,6 @@ def load_stages(
         own, max_length, long_texts = acting_in_attention(config.regularizer), config.max_length, config.long_texts
         epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or steps)
         check_keeps_model(name)
-    new = False
     if run is not None or is_pruned(name):
         model, tokenizer = load_for(str(folder.absolute()), None)[:2]
     else:
@@ -489,11 +489,9 @@ def show_texts(
     if pairs and len(pairs) != len(texts):
         given = f"{counted(len(texts), 'text')} and {counted(len(pairs), 'second text')} are given"
         raise AttendropError(f"{given}; give one --text-pair for each text.")
-    if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
-        what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
-        raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
-    if 1 + bool(pairs) > kind.most_inputs:
-        raise AttendropError("The model reads one text at a time; omit --text-pair.")
+    what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
+    if (number := 1 + bool(pairs)) != (expected := stages.num_texts or min(number, kind.most_inputs)):
+        raise AttendropError(f"The model was trained on {what[expected]}.")
     if any("\ud800" <= letter <= "\udfff" for text in (*texts, *pairs) for letter in text):
         raise AttendropError("A text cannot be shown: it is not in UTF-8.")
     inputs = list(zip(texts, pairs, strict=True)) if pairs else [(text,) for text in texts]

@@ -251,9 +251,9 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
             told = ["-" if value is None else number(value, setting.answer.decimals) for value in values]
             own = [run.label, *([setting.name] if several else []), str(run.metrics["seed"])]
             rows.append([*own, *told, run.folder])
-    header = ["run", *(["setting"] if several else []), "seed", "score", "held-out score", "folder"]
+    names = ["run", *(["setting"] if several else []), "seed", "score", "held-out score", "folder"]
     caption = "A run's folder has its options, `run.yaml`, and its curves, `metrics.json`."
-    content = render("captioned", caption=caption, header=header, rows=rows, right=1 + several)
+    content = render("captioned", caption=caption, header=names, rows=rows, right=1 + several)
     return [*sections, Section("runs", "Runs", content)]
 
 

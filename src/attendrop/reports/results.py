@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -20,7 +21,7 @@ from attendrop.studies.learning_curve import CURVE, LearningCurve
 from attendrop.studies.screening import ENCODERS, Screening
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.study import OverallRow, overall_rows
-from attendrop.wording import NAMES_LEFT, counted, in_latex, in_markdown, markdown_table
+from attendrop.wording import NAMES_LEFT, counted, csv_table, in_latex, in_markdown, markdown_table
 
 # Options in which the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
@@ -200,25 +201,24 @@ class ResultTable:
     """Scores of methods on tasks.
 
     Attributes:
-        cells: A row for each method and column of the table: ``method``, ``column`` (its number), ``setting``,
-            ``metric``, ``seeds``, ``mean``, ``std`` (NaN for one seed, and for an average), ``text`` (both, and the
-            number of seeds where other methods have more), ``best`` (1 if no other mean of the column is higher, of
-            those with all seeds), ``marks`` (signs for the difference from the reference and for scores that flatter).
+        cells: For each method and column of the table: ``method``, ``column`` (its number), ``setting``, ``metric``,
+            ``seeds``, ``mean``, ``std`` (None for one seed, and for an average), ``text`` (both, and the number of
+            seeds where other methods have more), ``best`` (1 if no other mean of the column is higher, of those with
+            all seeds), ``marks`` (signs for the difference from the reference and for scores that flatter).
         methods: Labels in the order of the rows.
         headers: Names of the settings with their metrics where these differ, and "average" if the settings differ in
             the task alone and their scores are not errors.
     """
 
-    cells: pd.DataFrame
+    cells: Sequence[Mapping[str, Any]]
     methods: tuple[str, ...]
     headers: tuple[str, ...]
     caption: str
 
     def wide(self, shown: Callable[[str, bool, str], str]) -> list[list[str]]:
         """Return the texts of the table by row, with the methods, ``shown`` by text, whether it is best, and marks."""
-        found = {
-            (cell.method, cell.column): shown(cell.text, cell.best, cell.marks) for cell in self.cells.itertuples()
-        }
+        cells = {(each["method"], each["column"]): each for each in self.cells}
+        found = {at: shown(each["text"], each["best"], each["marks"]) for at, each in cells.items()}
         return [[label, *(found.get((label, i), "-") for i in range(len(self.headers)))] for label in self.methods]
 
     def markdown(self) -> str:
@@ -243,9 +243,8 @@ class ResultTable:
 
     def csv(self) -> str:
         """Return the table as CSV: a line for each method and column, the scores in full precision and not scaled."""
-        order = self.cells["method"].map(self.methods.index)
-        cells = self.cells.assign(order=order).sort_values(["order", "column"], kind="stable")
-        return str(cells[_CSV].to_csv(index=False, lineterminator="\n"))
+        cells = sorted(self.cells, key=lambda each: (self.methods.index(each["method"]), each["column"]))
+        return csv_table(_CSV, ([each[name] for name in _CSV] for each in cells))
 
 
 def make_result_table(results: Results) -> ResultTable:
@@ -257,8 +256,7 @@ def make_result_table(results: Results) -> ResultTable:
     """
     overall = {(name, row.label): p for row in results.overall for name, p in row.p_values.items()}
     answers = [each.answer for each in results.settings]
-    names = ["method", "column", "setting", "metric", "seeds", "mean", "std", "text", "partial", "marks"]
-    cells, counts = [], set()
+    cells, counts = list[dict[str, Any]](), set()
     for column, setting in enumerate(results.settings):
         of = setting.answer
         scale, most = score_scale(of.metric), max((row.n for row in of.rows), default=0)
@@ -271,26 +269,28 @@ def make_result_table(results: Results) -> ResultTable:
             texts = [number(value, of.decimals) if scale == 1 else f"{scale * value:z.1f}" for value in values]
             text = " ± ".join(texts) + (f" ({row.n})" if row.n < most else "")
             marks += FLATTERED * row.selected_on_reported
-            cells.append(
-                (row.label, column, setting.name, of.metric, row.n, row.mean, row.std, text, row.n < most, marks)
-            )
-    frame = pd.DataFrame(cells, columns=names, dtype=object)
-    frame = frame.astype({"column": int, "seeds": int, "mean": float, "std": float, "partial": bool})
+            cell = {"method": row.label, "column": column, "setting": setting.name, "metric": of.metric, "text": text}
+            cell |= {"seeds": row.n, "mean": row.mean, "std": row.std, "partial": row.n < most, "marks": marks}
+            cells.append(cell)
     models, tasks = {found.model for found in answers}, {found.data or found.task for found in answers}
     metrics = list(dict.fromkeys(found.metric for found in answers))
     headers = [each.name + (f", {each.answer.metric}" if len(metrics) > 1 else "") for each in results.settings]
     if len(models) == 1 < len(tasks) == len(answers) and all(score_scale(metric) != 1 for metric in metrics):
         metric = metrics[0] if len(metrics) == 1 else _AVERAGE
-        for label, own in frame.groupby("method", sort=False):
+        for label in results.labels:
+            own = [each for each in cells if each["method"] == label]
             if len(own) == len(answers):
-                mean, seeds, partial = own["mean"].mean(), own["seeds"].min(), bool(own["partial"].any())
-                text = f"{score_scale(_AVERAGE) * mean:z.1f}" + (f" ({seeds})" if partial else "")
-                marks = FLATTERED if own["marks"].str.contains(FLATTERED, regex=False).any() else ""
-                frame.loc[len(frame)] = [label, len(answers), _AVERAGE, metric, seeds, mean, None, text, partial, marks]
+                mean, seeds = fmean(each["mean"] for each in own), min(each["seeds"] for each in own)
+                cell = {"method": label, "column": len(answers), "setting": _AVERAGE, "metric": metric, "seeds": seeds}
+                cell |= {"mean": mean, "std": None, "partial": any(each["partial"] for each in own)}
+                cell["text"] = f"{score_scale(_AVERAGE) * mean:z.1f}" + (f" ({seeds})" if cell["partial"] else "")
+                cell["marks"] = FLATTERED * any(FLATTERED in each["marks"] for each in own)
+                cells.append(cell)
         headers.append(_AVERAGE)
-    whole = frame["mean"].where(~frame["partial"].astype(bool))
-    frame["best"] = (whole == whole.groupby(frame["column"]).transform("max")).astype(int)
-
+    for cell in cells:
+        whole = [each["mean"] for each in cells if each["column"] == cell["column"] and not each["partial"]]
+        cell["best"] = int(not cell["partial"] and cell["mean"] == max(whole))
+    every = "".join(each["marks"] for each in cells)
     seeds_told = " or ".join(str(count) for count in sorted(counts - {0}))
     spread = "of one seed" if seeds_told == "1" else f"mean ± standard deviation of {seeds_told} seeds"
     reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
@@ -298,14 +298,14 @@ def make_result_table(results: Results) -> ResultTable:
     scaled = "" if all(score_scale(metric) == 1 for metric in metrics) else " times 100"
     of_models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
     parts = [f"{', '.join(metrics)}{scaled} of {of_models}{rows}, {spread}; the best in bold"]
-    if frame["partial"].any():
+    if any(each["partial"] for each in cells):
         parts.append("In parentheses: the number of seeds, if fewer")
-    if frame["marks"].str.contains(f"[{AHEAD}{BEHIND}]").any():
+    if AHEAD in every or BEHIND in every:
         over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
         parts.append(f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only")
-    if frame["marks"].str.contains(FLATTERED, regex=False).any():
+    if FLATTERED in every:
         parts.append(f"{FLATTERED} chosen on the rows of the score, which is optimistic")
-    return ResultTable(frame, tuple(results.labels), tuple(headers), f"{'. '.join(parts)}.")
+    return ResultTable(cells, tuple(results.labels), tuple(headers), f"{'. '.join(parts)}.")
 
 
 def score_scale(metric: str) -> float:

@@ -22,6 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, labelled_method
 from attendrop.studies.executor import BASELINES, CHEAP, LABEL, REFERENCE, WITHOUT
 from attendrop.studies.statistics import ALPHA, ROUNDING, Array, Estimate, PairedDifference, holm, paired_difference
+from attendrop.support.files import finite
 from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
 from attendrop.tasks.metrics import BLOCKS, RowScores
 from attendrop.tasks.table import files_of
@@ -97,7 +98,8 @@ class MethodRow:
             "std": self.std,
             "pairs": self.pairs,
             **(found.mean if found else _UNKNOWN).as_dict("difference"),
-            **(found.seeds_only if found else _UNKNOWN).ends("these_rows"),
+            "these_rows_low": finite(found.seeds_only.low) if found else None,
+            "these_rows_high": finite(found.seeds_only.high) if found else None,
             "ahead": None if found is None else found.ahead,
             "p": None if found is None else found.p_value,
             "p_holm": self.p_holm,
@@ -173,7 +175,10 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
         for seed, plain in groups.get(reference, {}).items():
             if seed in group and plain["train_seconds"] > 0:
                 ratio = float(group[seed]["train_seconds"] / plain["train_seconds"])
-                own, others = map(_steps, (group[seed], plain))
+                own, others = (  # steps, with those of the selection; a baseline takes none
+                    run.get("steps", 0) + ((run.get("selection") or {}).get("history") or [{"step": 0}])[-1]["step"]
+                    for run in (group[seed], plain)
+                )
                 known.append(ratio * others / own if own and others else ratio)
         row = MethodRow(
             label,
@@ -196,12 +201,6 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     p_values = {label: found.p_value for label, found in tested if found.p_value is not None}
     p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
-
-
-def _steps(run: Metrics) -> int:
-    """Count the optimizer steps of a run, with those of the selection; a baseline takes none."""
-    before = (run.get("selection") or {}).get("history") or [{"step": 0}]
-    return int(run.get("steps", 0) + before[-1]["step"])
 
 
 def has_score(run: Metrics) -> bool:
@@ -600,7 +599,7 @@ class Answer:
     @property
     def use(self) -> str | None:
         """Label of what is recommended; None if nothing is."""
-        return self.verdict.use and self.verdict.use.label
+        return None if self.verdict.use is None else self.verdict.use.label
 
     @property
     def decimals(self) -> int:

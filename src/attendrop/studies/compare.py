@@ -440,11 +440,11 @@ def keep_best(
         else:
             metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=not same)
     except AttendropError as error:
-        told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
-        raise AttendropError(told) from error
+        why = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
+        raise AttendropError(why) from error
     on_event(Event("finished" if finished is None else "kept", wanted, place, metrics=metrics))
     # Its card has the scores of the comparison, which are those of other models: it may be trained on their rows.
-    card, told = place / CARD, []
+    card, told = place / CARD, list[str]()
     for each in filter(None, (found, found.ood)):
         for row in (row for row in each.rows if row.label == kept):  # none without a finite score
             spread = "" if row.std is None else f" ± {score_text(row.std, row.mean)}"

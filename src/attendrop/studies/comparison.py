@@ -77,6 +77,7 @@ def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | N
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
     found: list[MethodSetting] = []
     built: list[tuple[Method, float | None]] = []
+    each: Any
     for each in given if isinstance(given, Sequence) else [given]:
         setting = MethodSetting(each) if isinstance(each, str) else each
         if not isinstance(setting, MethodSetting):

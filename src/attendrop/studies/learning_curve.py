@@ -69,7 +69,7 @@ class LearningCurve:
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """Read what ``asdict`` returned, in JSON."""
         gains = {int(factor): Estimate(**gain) for factor, gain in found["gains"].items()}
-        return cls(**found | {"sizes": tuple(found["sizes"]), "scores": tuple(found["scores"]), "gains": gains})
+        return cls(**{**found, "sizes": tuple(found["sizes"]), "scores": tuple(found["scores"]), "gains": gains})
 
 
 def learning_curves(

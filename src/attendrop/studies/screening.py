@@ -145,8 +145,8 @@ class Screening:
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """Read what ``asdict`` returned, in JSON."""
         encoders = [each | {"difference": (of := each["difference"]) and Estimate(**of)} for each in found["encoders"]]
-        own = {"encoders": tuple(ScreenedEncoder(**each) for each in encoders), "left_out": tuple(found["left_out"])}
-        return cls(**found | own)
+        every = tuple(ScreenedEncoder(**each) for each in encoders)
+        return cls(found["metric"], found["rows"], every, tuple(found["left_out"]))
 
 
 def screen(config: RunConfig, models: Sequence[str]) -> Screening:

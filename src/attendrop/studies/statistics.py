@@ -34,13 +34,9 @@ class Estimate:
     low: float
     high: float
 
-    def ends(self, name: str) -> dict[str, float | None]:
-        """Return the ends as JSON values; None for one that is infinite, or not known."""
-        return {f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
-
     def as_dict(self, name: str) -> dict[str, float | None]:
         """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
-        return {name: finite(self.value), **self.ends(name)}
+        return {name: finite(self.value), f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
 
 
 @dataclass(frozen=True)
