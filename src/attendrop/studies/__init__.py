@@ -11,3 +11,8 @@
 - A :class:`~attendrop.studies.comparison.Comparison` has the options of ``attendrop compare``, and an
   :class:`~attendrop.studies.compare.Outcome` has the answer of a comparison, the trials, and the model it keeps.
 """
+
+# Names of the baselines, the cheapest first.
+MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
+# Those that cost little compared with fine-tuning.
+CHEAP = (MAJORITY, TFIDF, FROZEN)

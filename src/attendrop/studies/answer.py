@@ -20,7 +20,8 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, labelled_method
-from attendrop.studies.executor import BASELINES, CHEAP, LABEL, REFERENCE, WITHOUT
+from attendrop.studies import BASELINES, CHEAP
+from attendrop.studies.executor import LABEL, REFERENCE, WITHOUT
 from attendrop.studies.statistics import ALPHA, ROUNDING, Array, Estimate, PairedDifference, holm, paired_difference
 from attendrop.support.files import finite
 from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told

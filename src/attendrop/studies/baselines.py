@@ -37,7 +37,7 @@ from attendrop.runs.run_folder import (
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
-from attendrop.studies.executor import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
+from attendrop.studies import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode

@@ -29,20 +29,11 @@ from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
+from attendrop.studies import FROZEN
 from attendrop.studies.answer import Answer, answer, method_label
 from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
-from attendrop.studies.executor import (
-    FROZEN,
-    LOCAL,
-    REFERENCE,
-    WITHOUT,
-    Event,
-    OnEvent,
-    RunSpec,
-    open_runner,
-    with_evaluation,
-)
+from attendrop.studies.executor import LOCAL, REFERENCE, WITHOUT, Event, OnEvent, RunSpec, open_runner, with_evaluation
 from attendrop.studies.learning_curve import CURVE, HALVINGS, MODELS, SEEDS, LearningCurve, learning_curves
 from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports

@@ -12,7 +12,8 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, by_content, check_fields, names, option
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.executor import BASELINES, CHEAP, COMPARED, REFERENCE, check_number_of_runs, data_sha256
+from attendrop.studies import BASELINES, CHEAP
+from attendrop.studies.executor import COMPARED, REFERENCE, check_number_of_runs, data_sha256
 from attendrop.support.files import MINILM, model_sha256
 
 if TYPE_CHECKING:

@@ -54,10 +54,6 @@ COMPARED = "compared.json"
 REFERENCE = "finetune"
 # Begins the label of plain fine-tuning whose texts, unlike those of the other runs, begin with no other columns.
 WITHOUT = f"{REFERENCE} without "
-# Names of the baselines, see :mod:`attendrop.studies.baselines`, the cheapest first.
-MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
-# Those that cost little compared with fine-tuning.
-CHEAP = (MAJORITY, TFIDF, FROZEN)
 # File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
 _LONGEST_NAME = 220
 # A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.

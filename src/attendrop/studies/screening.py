@@ -22,9 +22,9 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import frozen_features
+from attendrop.studies import FROZEN
 from attendrop.studies.answer import MethodRow, ends, number, p_text, signed
 from attendrop.studies.baselines import defined_for
-from attendrop.studies.executor import FROZEN
 from attendrop.studies.statistics import ALPHA, Estimate, holm
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.metrics import RowScores, compute_scores, row_scores

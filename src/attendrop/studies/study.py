@@ -40,8 +40,8 @@ from typing import TYPE_CHECKING, Any
 from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, convert_option, read_yaml
 from attendrop.runs.run_folder import LOCK, check_writable, read_json
+from attendrop.studies import BASELINES
 from attendrop.studies.executor import (
-    BASELINES,
     COMPARED,
     LABEL,
     LOCAL,
