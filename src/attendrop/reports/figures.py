@@ -361,8 +361,9 @@ def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | st
     validation = [(label, entry["epoch"], entry.get("selection_loss")) for label, entry in entries]
     caption = "Training loss: with what the method adds to it or drops. "
     if any(loss is not None for *_, loss in validation):
-        caption += f"Validation loss: on {_scored_rows(setting)}. "
-        caption += "A training loss that falls while the validation loss rises is overfitting. "
+        caption += (
+            "Validation loss: on {rows}. A training loss that falls while the validation loss rises is overfitting. "
+        )
     else:
         entries = [(run.label, entry) for run in setting.runs for entry in run.metrics.get("history") or ()]
     training = [(label, entry["epoch"], entry["train_loss"]) for label, entry in entries]
@@ -376,7 +377,7 @@ def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     metric = setting.answer.metric
     entries = [(run.label, entry) for run in setting.runs for entry in run.scored_epochs]
     points = [(label, entry["epoch"], entry["selection"].get(metric)) for label, entry in entries]
-    caption = f"Score after each epoch on {_scored_rows(setting)}. "
+    caption = "Score after each epoch on {rows}. "
     found = _over_epochs("convergence", "Convergence", setting, looks, {metric: points}, caption)
     return found or "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
@@ -395,16 +396,6 @@ def coverage(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     return found or "no run is of classes with one class a row"
 
 
-def _scored_rows(setting: ReportedSetting) -> str:
-    """Describe the rows on which epochs are scored."""
-    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
-    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
-    told = "rows held out of the training data, which are never those of the final score"
-    if flattered:
-        told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
-    return told
-
-
 def _over_epochs(
     kind: str,
     title: str,
@@ -416,9 +407,8 @@ def _over_epochs(
 ) -> list[Figure]:
     """Draw panels by their name, one above the other, of ``(label, epoch, value)``; values that are none are left out.
 
-    Instead of epochs, the values may be ``over`` other whole numbers.
-
-    Returns one figure, or none if there is no value.
+    Instead of epochs, the values may be ``over`` other whole numbers. In the caption, ``{rows}`` are those that epochs
+    are scored on. Returns one figure, or none if there is no value.
     """
     frames = {}
     for name, points in panels.items():
@@ -453,8 +443,13 @@ def _over_epochs(
             chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
         charts.append(chart.properties(**SIZE))
         tables.append(values)
+    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
+    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
+    told = "rows held out of the training data, which are never those of the final score"
+    if flattered:
+        told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
     bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
-    caption = f"{caption}Lines: mean over seeds{bands_told}.{left_out}"
+    caption = f"{caption.replace('{rows}', told)}Lines: mean over seeds{bands_told}.{left_out}"
     chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts)
     return [Figure(kind, setting.name, title, caption, chart, pd.concat(tables, ignore_index=True))]
 

@@ -526,12 +526,9 @@ def _begin() -> None:
 class RayRunner(Runner):
     """Tasks on a Ray cluster, which are killed at the end.
 
-    Ray chooses the machine of a task, keeps its process for the next one, and starts a new one for each task on a GPU.
     attendrop, the data and the model must be on all machines, under the same paths. A run whose machine is lost is run
     again on another: from its last checkpoint, if the machines share a disk. If they do not, the files of finished runs
-    are sent to this machine.
-
-    The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
+    are sent to this machine. The address may be ``"auto"`` for a cluster that Ray finds, or ``"local"`` to start one.
 
     Raises:
         AttendropError: Ray is not installed, the address is none, or there is no such cluster.

@@ -10,7 +10,7 @@ import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,7 +166,7 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
             f"Encoders are chosen by a linear model, which {task.type.kind} tasks do not have; omit models, and name "
             "one by model."
         )
-    real, rows, scored, left_out = found.real.train, found.train, dict[str, tuple[MethodRow, int, float]](), []
+    real, rows, scored, left_out = found.real.train, found.train, list[tuple[MethodRow, ScreenedEncoder]](), []
     groups = np.array(groups_of(real, task))
     if groups.max(initial=0) == 0:
         raise AttendropError(f"{counted(len(real), 'row')} of one text or group cannot be held out; omit models.")
@@ -185,21 +185,18 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
         logger.info("%s: %.2g seconds for 1,000 rows.", name, seconds)
         balanced = config.class_weights is not None
         row = cross_validated(name, task, real, document_means(features, encoded), encoded, groups, balanced=balanced)
-        scored[name] = row, sum(each.numel() for each in encoder.base_model.parameters()), seconds
+        parameters = sum(each.numel() for each in encoder.base_model.parameters())
+        scored.append((row, ScreenedEncoder(name, parameters, row.mean, seconds)))
     if not scored:
         raise AttendropError("None of the encoders of models=auto can be loaded here; name folders by models.")
-    best, *others = sorted(scored, key=lambda name: (-scored[name][0].mean, scored[name][1]))
-    leads = {name: scored[name][0].versus(scored[best][0]) for name in others}
-    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads.values()])
-    p_holm = dict(zip(others, p_values, strict=True))
-    encoders = tuple(
-        ScreenedEncoder(
-            *(name, scored[name][1], scored[name][0].mean, scored[name][2]),
-            *(lead.mean if (lead := leads.get(name)) else None, p_holm.get(name)),
-        )
-        for name in (best, *others)
-    )
-    return Screening(task.metric, len(real), encoders, tuple(left_out))
+    scored.sort(key=lambda each: (-each[1].score, each[1].parameters))
+    (best, first), *others = scored
+    leads = [row.versus(best) for row, _ in others]
+    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads])
+    ranked = [first]
+    for (_, each), lead, p in zip(others, leads, p_values, strict=True):
+        ranked.append(replace(each, difference=lead and lead.mean, p_holm=p))
+    return Screening(task.metric, len(real), tuple(ranked), tuple(left_out))
 
 
 def cross_validated(

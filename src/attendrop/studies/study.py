@@ -1,26 +1,6 @@
 """Studies: a grid of data, models, methods and seeds from a YAML file; its runs, compared in each setting and over all.
 
-```yaml
-data:                       # tasks by name, or options of a run; a list is a grid
-  - cola
-  - {task: mrpc, max_train_samples: [256, 1000]}
-  - {name: tickets, train_file: train.csv, eval_file: test.csv, text_columns: text, label_column: label, shots: 5}
-  - {task: rte, methods: [finetune, METHOD]}      # in place of the methods below
-models: [minilm]            # default: minilm
-methods:                    # names, or a name with options; a list is a grid
-  - finetune
-  - {name: METHOD, options: {p: [0.1, 0.3], q: 0.3}}
-  - {name: METHOD, label: OWN NAME, options: {p: 0.5}}   # its name in tables; default: the method and these options
-baselines: [majority, frozen]   # default: none
-seeds: 5                    # seeds 0 to 4, or a list
-run:                        # further options of all runs, by the names of the command line; a list is a grid
-  max_steps: 240
-  learning_rate: [1e-4, 3e-4]
-reference: finetune         # the method that the others are compared with
-```
-
-A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``. Paths may name
-environment variables, ``$ATTENDROP_DATA/tickets.csv``, and begin with ``~``.
+docs/studies.md has the format of the file.
 """
 
 from __future__ import annotations
