@@ -67,7 +67,10 @@ def kept(file: Path) -> dict[str, Any]:
     options = json.loads(file.with_name("run.json").read_text(encoding="utf-8"))["config"]
     given = {name: options[name] for name in _OF_RUN if options.get(name)}
     given |= {name: below_data(Path(options[name])) for name in _FILES if options.get(name)}
-    return {"run": given} | {name: metrics.get(name) for name in KEPT}
+    found = {name: metrics.get(name) for name in KEPT}
+    if Path(found["model"]).is_absolute():
+        found["model"] = Path(found["model"]).name
+    return {"run": given} | found
 
 
 def below_data(file: Path) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.metrics import RowScores
 
-RESULTS = Path(__file__).parents[1] / "results" / "does_it_help" / "6_label_names"
+RESULTS = Path(__file__).parents[1] / "results" / "does_it_help"
 DATA, SHOTS = ("banking77", "hwu64"), (1, 3, 5, 10)
 # Columns: a difference of two kinds of runs, each a method and the option label_names.
 PLAIN, NAMED, OURS, BOTH = ("finetune", None), ("finetune", "auto"), ("ad-drop", None), ("ad-drop", "auto")
@@ -30,22 +30,32 @@ R_DROP = {
     "R-Drop, where names are rows": (("r-drop", "auto"), NAMED),
     "AD-DROP minus R-Drop, where names are rows": (BOTH, ("r-drop", "auto")),
 }
+# What the last table has beside: the folder of the runs, the data, and the methods.
+OTHERS = (
+    ("6_label_names", ("messages",), ("frozen", "finetune", "ad-drop")),
+    ("6_label_names", DATA, ("setfit",)),
+    ("6_label_names", ("imdb",), ("frozen", "finetune")),
+    ("6_label_names_mpnet", DATA, ("frozen", "finetune", "ad-drop")),
+)
 Runs = dict[tuple[Any, ...], dict[int, Any]]
 
 
-def read_runs() -> Runs:
-    """Read the scores by row of all runs, by data, rows per class, method and option, and by seed."""
+def read_runs(folder: str = "6_label_names") -> Runs:
+    """Read the scores by row of all runs, by data, rows per class, method and option, and by draw."""
     runs: Runs = {}
-    for line in (RESULTS / "runs.jsonl").read_text(encoding="utf-8").splitlines():
+    file = RESULTS / folder / "runs.jsonl"
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         run = json.loads(line)
-        given = run["run"]
-        names = given.get("label_names")
+        given, draw = run["run"], run["seed"]
+        names, data = given.get("label_names"), Path(given["train_file"]).parent.name
+        if data.isdigit():  # each draw of the messages is a file of its own
+            data, draw = "messages", int(data)
         if given.get("label_map"):
             names = "codes"
         elif names not in (None, "auto"):
-            names = "of other classes"
-        key = (Path(given["train_file"]).parent.name, given["shots"], run["method"], names)
-        runs.setdefault(key, {})[run["seed"]] = RowScores.from_dict(run["row_scores"]).values.astype(float)
+            names = "auto" if data == "imdb" else "of other classes"
+        key = (data, given.get("shots"), run["method"], names)
+        runs.setdefault(key, {})[draw] = RowScores.from_dict(run["row_scores"]).values.astype(float)
     return runs
 
 
@@ -87,6 +97,19 @@ def lines() -> Iterator[str]:
             runs[data, shots, "one more"] = runs.get((data, shots + 1, *PLAIN), {})
             more = cell(runs, data, shots, ("one more",), PLAIN)
             yield f"| {data}, {shots} | {more[0]} | {named[1]} | {other[1]} | {more[1]} |"
+    yield ""
+    yield "| data, rows per class | method | draws | rows alone | with names | names |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for folder, of_data, methods in OTHERS:
+        runs = read_runs(folder)
+        model = "all-mpnet-base-v2, " * folder.endswith("mpnet")
+        for data, shots in sorted({key[:2] for key in runs if key[0] in of_data}, key=str):
+            for method in methods:
+                number, difference = cell(runs, data, shots, (method, "auto"), (method, None))
+                if number and (shots == 5 or data not in DATA):
+                    means = [np.mean([*runs[data, shots, method, names].values()]) for names in (None, "auto")]
+                    scores = " | ".join(f"{mean:.3f}" for mean in means)
+                    yield f"| {model}{data}, {shots or 5} | {method} | {number} | {scores} | {difference} |"
 
 
 if __name__ == "__main__":

@@ -53,6 +53,18 @@ def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
     zoo.assert_same(found, zoo.gradients(eager), 1e-5)
 
 
+@pytest.mark.parametrize(
+    "method", [ADDrop(p=0.4, q=1.0, **ON), ADDrop(p=0.9, q=1.0, attribution="random", **ON)], ids=str
+)
+def test_weights_that_are_computed_for_dropout_on_a_cpu_hide_what_the_kernel_hides(method: ADDrop) -> None:
+    found = [
+        step(zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=p), method, zoo.batch_of("bert"))
+        for p in (0.0, 1e-12)
+    ]
+    assert float(found[0][0]) == pytest.approx(float(found[1][0]), abs=1e-9)
+    zoo.assert_same(found[0][1], found[1][1], 1e-7)
+
+
 def test_regression_equals_the_naive_implementation() -> None:
     batch = zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
     eager = zoo.build("bert", "eager", dtype=torch.float64, num_labels=1)
