@@ -78,7 +78,7 @@ def test_weights_and_attributions_are_those_of_the_stock_model(folder: Path) -> 
     for layer, weight, gradient in zip(maps.layers.values(), stock.attentions, gradients, strict=True):
         np.testing.assert_allclose(layer.attention, weight[0].detach().numpy(), atol=1e-5)
         np.testing.assert_allclose(layer.attribution, gradient[0].numpy(), atol=1e-5)
-        assert layer.dropped is None
+        assert not layer.dropped.any()
         every = np.ones((len(maps.tokens),) * 2, dtype=bool)
         assert np.array_equal(layer.possible, np.tril(every) if model.config.model_type == "gpt2" else every)
     ((key, layer),) = maps_of(folder, attribution="integrated_gradient", layers="1").layers.items()

@@ -11,7 +11,7 @@ import pytest
 import transformers as hf
 from helpers import tiny
 
-from attendrop import ADDrop, Compose, FineTune, Method, RDrop
+from attendrop import ADDrop, Compose, Method, RDrop
 from attendrop.reports.attention_viewer import load_stages
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
@@ -171,7 +171,7 @@ def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.
     assert "so the method is ad-drop p=0.3 attribution=recorded layers=all." in caplog.text
     assert ADDrop(**metrics["options"]) == RECORDED and method_label(metrics) == "ad-drop"
     assert load_finished_run(str(files / "many")).method == RECORDED
-    assert load_stages(str(files / "many"), None, FineTune(), device="cpu").method == RECORDED
+    assert load_stages(str(files / "many"), device="cpu").method == RECORDED
 
 
 def test_interrupted_in_either_training_it_ends_the_same(folder: Path, stop_at: Callable[[int], Any]) -> None:

@@ -52,7 +52,7 @@ def attend(
     if not file.parent.is_dir():
         raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
     with ui.messages(quiet=quiet):
-        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), settings=options, seed=seed, device=device)
+        stages = load_stages(model, chosen, settings=options, seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )

@@ -35,7 +35,7 @@ from attendrop.methods.core.registry import build_method, given_options, spelled
 from attendrop.pruning.pruned_model import is_pruned
 from attendrop.reports.figures import MUTED, SERIES
 from attendrop.reports.report import MOST_BYTES, Section, render, render_page
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
@@ -240,14 +240,14 @@ class WatchedPlan(CombinedPlan):
 class LayerMaps:
     """Maps of one attention layer for one text, each ``(heads, tokens, tokens)``: queries by keys.
 
-    They are the weights, the attribution of the prediction to these, and the positions that the method drops (None
-    without a method). ``possible``, ``(tokens, tokens)``, are the positions that the model's mask leaves visible.
+    They are the weights, the attribution of the prediction to these, and the positions that the method drops.
+    ``possible``, ``(tokens, tokens)``, are the positions that the model's mask leaves visible.
     """
 
     attention: Numbers
     attribution: Numbers
     possible: NDArray[np.bool_]
-    dropped: NDArray[np.bool_] | None = None
+    dropped: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -317,9 +317,7 @@ def text_maps(
     maps = {}
     for key in both[0]:
         weights, attributions = (found[key][0].detach().float().cpu().numpy() for found in both)
-        dropped = None
-        if drops is not None:
-            dropped = recorded[key].dropped[0].cpu().numpy() if key in recorded else np.zeros(weights.shape, bool)
+        dropped = recorded[key].dropped[0].cpu().numpy() if key in recorded else np.zeros(weights.shape, bool)
         maps[key] = LayerMaps(weights, attributions, positions.seen[key].possible[0, 0].cpu().numpy(), dropped)
     (prediction,) = task_type.prediction_rows(outputs, probabilities=False)
     tokens = []
@@ -369,8 +367,7 @@ class Stages:
 
 def load_stages(
     name: str,
-    method: Method | None,
-    default: Method,
+    method: Method | None = None,
     *,
     settings: Mapping[str, Any] = {},
     seed: int = 0,
@@ -380,8 +377,8 @@ def load_stages(
 
     For the folder of a run: its base model, with the head with which training began if that was random, and the trained
     model. The drops are those of ``method``, or of the run's (of the second training, if it trained again) or, if that
-    drops nothing in attention, of ``default``, both with other options by ``settings``; ``seed`` determines them, and
-    the head of a model that has none.
+    drops nothing in attention, of the default method, the last two with other options by ``settings``; ``seed``
+    determines them, and the head of a model that has none.
 
     Raises:
         AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded; or the method
@@ -422,7 +419,7 @@ def load_stages(
             stages.insert(0, Stage("Before training", note, begun.model))
     shown = method
     if shown is None:
-        shown = own or default
+        shown = own or build_method(DEFAULT_METHOD)
         if settings:
             given = given_options(shown.name, shown.options()) | spelled_options(shown.name, settings)
             shown = build_method(shown.name, given)
@@ -541,7 +538,7 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
                 weights, hidden = np.rint(1000 * layer.attention).astype(int), ~layer.possible.ravel()
                 attributions = np.rint(100 * layer.attribution / scale).astype(int)
                 for head in range(len(weights)):
-                    dropped = [] if layer.dropped is None else np.flatnonzero(layer.dropped[head]).tolist()
+                    dropped = np.flatnonzero(layer.dropped[head]).tolist()
                     of = {"text": number, "stage": stage, "layer": key, "head": head}
                     seen = weights[head].ravel().astype(object)
                     seen[hidden] = None

@@ -7,7 +7,8 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -499,41 +500,39 @@ def by_layer(layer: str) -> tuple[str, int]:
 # Scores over a grid of two numeric options, such as p and q -----------------------------------------------------------
 
 _NO_GRID = "no method was run on a grid of two numeric options"
-# A name, two options, and the rows of the answer by the values of these: of a method with other options that vary.
-Grid = tuple[str, str, str, Mapping[tuple[float, float], MethodRow]]
+Cells = dict[tuple[float, float], MethodRow]
 
 
-def _grids(setting: ReportedSetting) -> list[list[Grid]]:
-    """Find the grids of each method, one for each combination of its other options, in the order of their names."""
+def _grids(setting: ReportedSetting) -> Iterator[tuple[str, str, str, dict[str, Cells]]]:
+    """Yield each method that was run on a grid, two options, and the rows by the values of these.
+
+    There is a grid, by its name, for each combination of other options that vary.
+    """
     rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
-    every = []
     for method, group in groupby(rows, key=lambda row: row.method):
-        options = {row.label: flat_options(row.options) for row in group}
-        names = list(dict.fromkeys(name for found in options.values() for name in found))
-        varied = [name for name in names if len({repr(found[name]) for found in options.values() if name in found}) > 1]
-        numeric = [name for name in varied if all(type(found.get(name)) in (int, float) for found in options.values())]
+        found = [(row, flat_options(row.options)) for row in group]
+        names = dict.fromkeys(name for _, options in found for name in options)
+        varied = [name for name in names if len({repr(options.get(name)) for _, options in found}) > 1]
+        numeric = [name for name in varied if all(type(options.get(name)) in (int, float) for _, options in found)]
         if len(numeric) < 2:
             continue
         first, second = numeric[:2]
-        grids: dict[str, dict[tuple[float, float], MethodRow]] = {}
-        for row in (row for row in setting.answer.rows if row.label in options):
-            found = options[row.label]
-            others = (f"{other}={found.get(other)}" for other in varied if other not in (first, second))
-            point = float(found[first]), float(found[second])
-            grids.setdefault(" ".join([method, *others]), {})[point] = row
-        complete: list[Grid] = [
-            (name, first, second, cells)
+        grids: defaultdict[str, Cells] = defaultdict(dict)
+        for row, options in found:
+            others = (f"{other}={options.get(other)}" for other in varied if other not in (first, second))
+            grids[" ".join([method, *others])][float(options[first]), float(options[second])] = row
+        complete = {
+            name: cells
             for name, cells in sorted(grids.items())
             if all(len(set(side)) > 1 for side in zip(*cells, strict=True))
-        ]
+        }
         if complete:
-            every.append(complete)
-    return every
+            yield method, first, second, complete
 
 
 def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the difference from the reference at each point of each grid, all with the same colours."""
-    grids = [grid for each in _grids(setting) for grid in each]
+    grids = [(name, one, two, cells) for _, one, two, each in _grids(setting) for name, cells in each.items()]
     if not grids:
         return _NO_GRID
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
@@ -580,17 +579,15 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     figures, metric = [], setting.answer.metric
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
-    for grids in (grids for grids in _grids(setting) if len(grids) > 1):
-        _, first, second, cells = grids[0]
-        method = next(iter(cells.values())).method
+    for method, first, second, grids in (each for each in _grids(setting) if len(each[-1]) > 1):
         records = []
-        for name, _first, _second, own in grids:
+        for name, own in grids.items():
             for (one, other), row in sorted(own.items()):
                 record = {"method": name, first: f"{one:g}", second: f"{other:g}"}
                 record[metric] = number(row.mean, setting.answer.decimals)
                 records.append(record | {"seeds": str(row.n), "_y": row.mean})
         base, values = chart_of(records)
-        color, shape = _of_methods({name: place for place, (name, *_rest) in enumerate(grids)})
+        color, shape = _of_methods({name: place for place, name in enumerate(grids)})
         chart = base.mark_point(filled=True, size=50, opacity=0.85).encode(
             x=alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("_2:N", sort=None),
