@@ -211,7 +211,7 @@ def patterns(
 
     with ui.messages(quiet=quiet):
         found = learned_patterns.read(Path(run))
-        fitted = None if fit is None else learned_patterns.close_fit(found, fit)
+        fitted = None if fit is None else learned_patterns.fit(found, fit)
         picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/scheduler.json")
         for file in (picture, schedule) if fitted is not None else (picture,):
             check_output(file, input_files(Path(run)), overwrite=overwrite)
@@ -297,8 +297,7 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_maps import load_stages
-    from attendrop.reports.attention_viewer import attention_page, show_texts
+    from attendrop.reports.attention_viewer import attention_page, load_stages, show_texts
 
     options = ui.read_settings(settings or [])
     chosen = None if method is None else build_method(method, options)
@@ -307,7 +306,7 @@ def attend(
     file = Path(output or (folder / _PAGE if is_run else _PAGE))
     check_output(file, input_files(folder), overwrite=overwrite)
     with ui.messages(quiet=quiet):
-        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), settings=options, seed=seed, device=device)
+        stages = load_stages(model, chosen, settings=options, seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )

@@ -16,7 +16,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 from attendrop.cli.app import PlainConsole
 from attendrop.methods.core.registry import get_method
 from attendrop.runs.run_trainer import epoch_metrics
-from attendrop.studies.run_specs import Event
+from attendrop.studies.executor import Event
 from attendrop.wording import score_text
 
 # From this part of a run on, the time of a study is estimated.

@@ -30,8 +30,7 @@ from attendrop.runs.config import (
 )
 from attendrop.runs.run_folder import RUN
 from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
-from attendrop.studies.executor import LOCAL, RAY
-from attendrop.studies.run_specs import REFERENCE, REPORTS, with_evaluation
+from attendrop.studies.executor import LOCAL, RAY, REFERENCE, REPORTS, with_evaluation
 from attendrop.wording import counted, score_text
 
 _DATA = ui.Groups(
@@ -130,13 +129,13 @@ def study(
     found = read_study(file, on_data=None if dry_run else partial(announce_files, quiet=True))
 
     from attendrop.cli.progress import StudyProgress
-    from attendrop.studies.method_rows import method_label
+    from attendrop.studies.answer import method_label
 
     if dry_run:
         listed = [
-            {"setting": each.name, "method": method_label(spec.described()), "seed": spec.config.seed}
-            for each in found.settings
-            for spec in each.specs
+            {"setting": name, "method": method_label(spec.described()), "seed": spec.config.seed}
+            for name, specs in found.settings.items()
+            for spec in specs
         ]
         lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
         ui.show(listed, "\n".join([*lines, f"{len(found.specs)} runs"]), quiet=quiet, as_json=as_json)
@@ -280,7 +279,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     from attendrop.cli.progress import dropped_fraction
     from attendrop.methods.core.registry import build_method
     from attendrop.runs.model_card import scored_once
-    from attendrop.tasks.acceptance import promise
+    from attendrop.tasks.error_analysis import promise
 
     data, metric, history = metrics["data"], metrics["metric"].replace("_", " "), metrics["history"]
     acted, epochs = "no epoch", [entry for entry in history if entry["regularized"]]

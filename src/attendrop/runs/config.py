@@ -37,7 +37,7 @@ from attendrop.methods.core.options import (
 )
 from attendrop.support.files import MINILM
 from attendrop.tasks import table
-from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
+from attendrop.tasks.class_names import AUTO, check_texts
 from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
 
@@ -300,7 +300,7 @@ class RunConfig:
         None, "score", "Accuracy of the answers that predict accepts, such as 0.95.", unit_interval(), shown="no"
     )
     """From a least confidence on, which is chosen on the evaluation rows with 90 % confidence, see
-    :func:`attendrop.tasks.acceptance.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
+    :func:`attendrop.tasks.error_analysis.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
     classification."""
     pooling: str = option(
         "auto", "start", "What the classifier reads: cls, mean (of all tokens) or auto.", choice("auto", "cls", "mean")
@@ -420,10 +420,8 @@ class RunConfig:
         if self.group_column is not None and self.group_column == self.label_column:
             raise AttendropError(f"group-column '{self.group_column}' is the label column; name another.")
         of_names = (self.task, self.label_type, len(self.text_columns))
-        check_label_names(self.label_names, why_no_names(*of_names))
-        if why_no_names(*of_names):  # known without reading the data
+        if check_texts(self.label_names, self.unlabelled, *of_names):  # known without reading the data
             self._set(label_names=None)
-        check_unlabelled(self.unlabelled, *of_names)
         if on_data is not None:
             on_data(self)
         method = self.regularizer
@@ -469,11 +467,11 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
-        usual, label = table.default_columns(file)
+        usual, label, label_type = table.default_columns(file)
         self._set(text_columns=self.text_columns or usual)
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
-            self._set(label_type=table.default_label_type(file))
+            self._set(label_type=label_type)
         labelled, hint = self.label_column is not None or self.label_type not in table.GUESSED, ""
         if self.text_columns and labelled:
             return
@@ -597,7 +595,7 @@ class Source:
         They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
         otherwise.
         """
-        texts, label = table.default_columns(f"x.{self.input_format}" if file == table.STDIN else file)
+        texts, label, _ = table.default_columns(f"x.{self.input_format}" if file == table.STDIN else file)
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
         if texts and table.default_columns(trained.get("train_file"))[0] != texts:
             as_trained, trained_label = (), None  # files of this format have their own columns

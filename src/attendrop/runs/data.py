@@ -15,7 +15,7 @@ import json
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -202,7 +202,6 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     selection, reward = (None if rows is None else with_others(rows) for rows in (selection, reward))
     report = {name: with_others(rows) for name, rows in report.items()}
     parts = Parts(with_others(kept), selection, report, reward, len(texts), left_out)
-    class_names.check_unlabelled(config.unlabelled, config.task, task_type.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts
     drawn = [part for name, part in parts.named.items() if name not in report]
@@ -218,8 +217,8 @@ def _names(
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
     task_type, file = task.type, None if config.label_names == class_names.AUTO else config.label_names
-    reason = class_names.why_no_names(config.task, task_type.label_type, len(task.text_columns))
-    class_names.check_label_names(config.label_names, reason)
+    of_data = (config.task, task_type.label_type, len(task.text_columns))
+    reason = class_names.check_texts(config.label_names, config.unlabelled, *of_data)
     if reason or config.label_names is None or (file is None and class_names.why_no_rows(task_type.label_names, rows)):
         return [], ()
     found: list[tuple[str, Any]]
@@ -314,7 +313,7 @@ def data_report(
         "similar_classes": [
             [first[plain(name)], name] for name in classes if first.setdefault(plain(name), name) != name
         ],
-        "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
+        "likeness": class_likeness(parts.train, data.task),
         "skipped": len(data.skipped),
         "skipped_places": skipped_places(data.skipped),
     }

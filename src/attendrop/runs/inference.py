@@ -42,10 +42,9 @@ from attendrop.runs.model_loading import load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
-from attendrop.tasks.acceptance import accepted_share, with_acceptance
-from attendrop.tasks.base import Task, encode, encode_columns
+from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
-from attendrop.tasks.error_analysis import error_analysis
+from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
@@ -53,7 +52,6 @@ from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, 
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, document_means, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import MODELING_FILE
-from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.wording import counted
 
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
@@ -293,8 +291,8 @@ def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ..
 class RunModel:
     """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run.
 
-    ``accept`` says which answers are accepted (:func:`attendrop.tasks.acceptance.choose_threshold`); None if it is not
-    known, because ``--accept`` was not asked for.
+    ``accept`` says which answers are accepted (:func:`attendrop.tasks.error_analysis.choose_threshold`); None if it is
+    not known, because ``--accept`` was not asked for.
     """
 
     folder: str
@@ -543,7 +541,6 @@ def predict(
     ) as writer:  # fmt: skip
         for chunk, _, outputs in rows.outputs(model, source, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
-        writer.write_left_out()
     return _described(model, rows) | {"output": output}
 
 

@@ -44,9 +44,8 @@ from attendrop.runs.data import DECIDED, Parts, ResolvedRun
 from attendrop.runs.run_folder import TENSORBOARD, number_of_processes
 from attendrop.support.files import finite, first_line
 from attendrop.support.models import compute_device, named_outputs, to_device
-from attendrop.tasks.acceptance import choose_threshold
 from attendrop.tasks.base import Task
-from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
+from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, choose_threshold, error_analysis
 from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores
 from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, texts_of
