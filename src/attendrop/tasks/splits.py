@@ -15,7 +15,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,11 +154,9 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     rows_of: dict[int, list[int]] = {stratum: [] for stratum in range(len(names))}
     for row in _shuffled(len(dataset), seed):
         rows_of[strata[row]].append(row)
-    few = {name: len(rows) for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k}
-    for name, count in islice(few.items(), _SHOWN):
-        warnings.warn(f"{name} has only {count} of the {k} requested rows: all were taken.", stacklevel=2)
-    if len(few) > _SHOWN:
-        warnings.warn(f"{len(few)} classes have fewer than the {k} requested rows: all were taken.", stacklevel=2)
+    if few := [f"{name} {len(rows)}" for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k]:
+        more = ", ..." if len(few) > _SHOWN else ""
+        warnings.warn(f"fewer than {k} rows, all taken, have {', '.join(few[:_SHOWN])}{more}.", stacklevel=2)
     return dataset.select(sorted(row for rows in rows_of.values() for row in rows[:k]))
 
 
