@@ -140,13 +140,10 @@ def text_vectorizer() -> TfidfVectorizer:
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
-    """Sample ``k`` rows of every class (regression: ``k`` rows in all), in their original order.
+    """Sample ``k`` rows of every class (regression: ``k`` rows in all), in their original order; refuse less than 1.
 
     If a class has fewer rows, all are taken, with a warning. With the same seed, the rows of a smaller ``k`` are among
     those of a larger one.
-
-    Raises:
-        AttendropError: ``k`` is less than 1.
     """
     if k < 1:
         raise AttendropError(f"the number of shots must be at least 1, not {k}.")
