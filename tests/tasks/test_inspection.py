@@ -46,12 +46,6 @@ def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
         check_files(str(file), None)
 
 
-def test_words_with_each_tag_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.conll").write_text("Anna B-PER\nsees O\nit O\n\nnobody O\n")
-    found = inspect_files(tmp_path / "a.conll")
-    assert found.tags == found.as_dict()["tags"] == {"O": 3, "B-PER": 1}
-
-
 def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
     texts = ["a cat sees", {"en": "a dog"}, 12.5, float("nan"), float("nan"), None]
     lines = [json.dumps({"text": text, "label": "xy"[n % 2]}) for n, text in enumerate(texts)]

@@ -29,10 +29,8 @@ from attendrop.tasks.table import (
     LABELS,
     WRONG,
     BadRows,
-    BadValue,
     Table,
     is_missing,
-    joined_labels,
     number_form,
     read_chunks,
     read_once,
@@ -91,14 +89,14 @@ def load_files(
             message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
-    problem, is_guess = f"there is no label type {label_type!r}", label_type == "auto"
-    check_known(label_type, LABEL_TYPES, problem, f"it is one of {', '.join(LABEL_TYPES)}")
+    known = f"it is one of {', '.join(LABEL_TYPES)}"
+    check_known(label_type, LABEL_TYPES, f"there is no label type {label_type!r}", known)
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
     paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
     found = [read_table(path, bad) for path in paths.values()]
     found = read_meanings(found, text_columns, label_column, label_type, label_map, bad)
-    if is_guess:
+    if label_type == "auto":
         label_type, unclear = label_type_of(found, text_columns, label_column)
         if unclear:
             raise AttendropError(unclear)
@@ -106,18 +104,8 @@ def load_files(
     _check_columns(kind, text_columns, label_column, with_columns or ())
     tables = dict(zip(paths, found, strict=True))
     for split, table in tables.items():
-        # What an empty label may mean where some labels join others.
-        joined = joined_labels(table.column(label_column)) if is_guess else None
-        hint = "" if joined is None else f"; {joined}"
-
-        def read_names(value: Any, hint: str = hint) -> None:
-            try:
-                kind.read_names(value)
-            except BadValue as problem:
-                raise BadValue(f"{problem}{hint}") from None
-
         read = table.read(text_columns, kind.read_inputs, bad, INPUTS)
-        tables[split] = _not_empty(read.read([label_column], read_names, bad))
+        tables[split] = _not_empty(read.read([label_column], kind.read_names, bad))
     train = tables["train"]
     task_type = kind.from_labels(train, label_column)
     if bad.unknown_labels == WRONG and "dev" in tables:

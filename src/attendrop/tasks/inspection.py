@@ -264,9 +264,7 @@ def vector_names(table: Table, column: str, meanings: Mapping[str, str]) -> list
     return parts if vectors and right >= _MOST * len(vectors) else []
 
 
-def as_meant(
-    table: Table, column: str | None, meanings: Mapping[str, str], label_type: str, bad: BadRows | None = None
-) -> Table:
+def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], label_type: str, bad: BadRows) -> Table:
     """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
     Several columns, see :func:`label_columns`, become an additional one with a list of the labels that a row has, and
@@ -297,8 +295,7 @@ def as_meant(
                 raise BadValue(f"{values[place]!r} {says}", place)
             return [name for name, is_so in zip(names, found, strict=True) if is_so]
 
-        table = table.read(columns, marked, bad or BadRows(), LABELS)
-        table = table.with_column(column, table.column(LABELS))
+        table = table.read(columns, marked, bad, column)
 
     def meaning(value: Any, several: bool) -> Any:
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0

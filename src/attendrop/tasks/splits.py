@@ -15,7 +15,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,13 +140,10 @@ def text_vectorizer() -> TfidfVectorizer:
 
 
 def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
-    """Sample ``k`` rows of every class (regression: ``k`` rows in all), in their original order.
+    """Sample ``k`` rows of every class (regression: ``k`` rows in all), in their original order; refuse less than 1.
 
     If a class has fewer rows, all are taken, with a warning. With the same seed, the rows of a smaller ``k`` are among
     those of a larger one.
-
-    Raises:
-        AttendropError: ``k`` is less than 1.
     """
     if k < 1:
         raise AttendropError(f"the number of shots must be at least 1, not {k}.")
@@ -155,11 +151,9 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     rows_of: dict[int, list[int]] = {stratum: [] for stratum in range(len(names))}
     for row in _shuffled(len(dataset), seed):
         rows_of[strata[row]].append(row)
-    few = {name: len(rows) for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k}
-    for name, count in islice(few.items(), _SHOWN):
-        warnings.warn(f"{name} has only {count} of the {k} requested rows: all were taken.", stacklevel=2)
-    if len(few) > _SHOWN:
-        warnings.warn(f"{len(few)} classes have fewer than the {k} requested rows: all were taken.", stacklevel=2)
+    if few := [f"{name} {len(rows)}" for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k]:
+        more = ", ..." if len(few) > _SHOWN else ""
+        warnings.warn(f"fewer than {k} rows, all taken, have {', '.join(few[:_SHOWN])}{more}.", stacklevel=2)
     return dataset.select(sorted(row for rows in rows_of.values() for row in rows[:k]))
 
 

@@ -391,15 +391,10 @@ class Table:
         frame[name] = pd.Series(values, frame.index, object)
         return replace(self, frame=frame)
 
-    def read(self, columns: Sequence[Any], read: Callable[..., Any], bad: BadRows, into: int | None = None) -> Table:
-        """Read each row; leave out those whose values cannot be read.
-
-        Args:
-            columns: Columns of the values.
-            read: Function of the values of a row, which may raise BadValue.
-            bad: To whom rows that are left out are reported.
-            into: Column for what is read.
-        """
+    def read(
+        self, columns: Sequence[Any], read: Callable[..., Any], bad: BadRows, into: str | int | None = None
+    ) -> Table:
+        """Read each row by a function of values, into a column if one is given; leave out rows that raise BadValue."""
         found, good, typed = [], [], not self.delimiter  # only JSON and Parquet can hold what is no character
         for row, values in enumerate(self.values(columns)):
             try:
