@@ -246,9 +246,12 @@ class Regularization:
 
     def _note_effects(self) -> None:
         """Note which methods had an effect while the present statistics were collected."""
+        statistics = self._statistics
         for method in self.method.parts:
-            acted = self._statistics.active.get(method.source, 0) > 0
-            if acted and (not method.info.reports_all_effects or self._statistics.took_effect(method.source)):
+            dropped, counts = f"{method.source}/dropped/", list[Tensor]()
+            if statistics.active[method.source] and method.info.reports_all_effects:
+                counts = [pair for name, pair in statistics.sums.items() if name.startswith(dropped)]
+            if statistics.active[method.source] and (not counts or any(pair[0] > 0 for pair in counts)):
                 self._effective.add(method.source)
 
     def metrics(self) -> dict[str, float]:
