@@ -18,8 +18,7 @@ from attendrop import cli
 from attendrop.cli.app import messages, show
 from attendrop.errors import AttendropError, machine_failure
 from attendrop.runs.config import RunConfig
-from attendrop.studies.executor import perform
-from attendrop.studies.run_specs import RunSpec
+from attendrop.studies.executor import RunSpec, perform
 
 # What a file may hold as a name, a label or a text.
 HOSTILE = "b[/x] [red]a[/red] :smile: \x1b[2J\x1b]0;title\x07\x9b31m\u202egpj.exe"

@@ -11,8 +11,7 @@ import yaml
 from helpers import tiny
 from helpers.stand_in_data import write_stand_ins
 
-from attendrop.studies.executor import perform
-from attendrop.studies.run_specs import RunSpec
+from attendrop.studies.executor import RunSpec, perform
 from attendrop.studies.study import read_study
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.runs.train import train
-from attendrop.studies.run_specs import BASELINES
+from attendrop.studies import BASELINES
 from attendrop.support.files import write_json
 from helpers import tiny
 

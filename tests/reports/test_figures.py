@@ -77,9 +77,6 @@ def test_scores_and_gains_have_intervals_and_far_baselines_do_not_flatten_them(t
         ["r-drop", "0.615", "[0.602, 0.628]"],
     ]
     assert encoding(scores, "x", -2)["scale"]["domain"][0] > 0.4
-    write_runs(tmp_path, "mixout", AHEAD, row_scores=None)
-    told = "95 % CI (seeds × examples; seeds only, of runs without scores by row)"
-    assert told in made(tmp_path)["scores"].caption
 
 
 def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: Path) -> None:

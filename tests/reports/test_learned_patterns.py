@@ -61,7 +61,7 @@ def test_no_other_values_at_the_knots_fit_better() -> None:
     random = np.random.default_rng(1)
     progress = np.linspace(0.05, 1, 40)
     found = learnt(progress, 0.5 + 0.1 * np.sin(6 * progress) + random.normal(0, 0.05, 40))
-    fitted = patterns.fit(found, 3)
+    fitted = patterns.fit(found, 3, 3)
 
     def error(values: Numbers) -> float:
         curve = np.interp(progress, fitted.knots, values)
@@ -75,9 +75,9 @@ def test_no_other_values_at_the_knots_fit_better() -> None:
 def test_a_partial_period_weighs_by_its_length() -> None:
     progress, values = np.array([0.2, 0.4, 0.6, 0.8, 0.9]), np.array([0.5, 0.45, 0.42, 0.33, 0.9])
     shares = np.array([1, 1, 1, 1, 0.5])
-    fitted = patterns.fit(learnt(progress, values, shares=shares), 1)
+    fitted = patterns.fit(learnt(progress, values, shares=shares), 1, 1)
     twice = [np.append(np.repeat(column[:-1], 2), column[-1]) for column in (progress, values)]
-    expected = patterns.fit(learnt(*twice), 1)
+    expected = patterns.fit(learnt(*twice), 1, 1)
     np.testing.assert_allclose(fitted.values, expected.values, atol=1e-6)
     assert fitted.rms == pytest.approx(expected.rms, abs=1e-6)
 

@@ -19,8 +19,7 @@ from markupsafe import Markup
 
 from attendrop import cli
 from attendrop.reports.figures import Figure
-from attendrop.reports.page import Section, render_page, script_json
-from attendrop.reports.report import write_report
+from attendrop.reports.report import Section, render_page, script_json, write_report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&`${1}\u2028\u2029|$\\frac{"
 

@@ -18,8 +18,7 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
-from attendrop.studies.executor import open_runner
-from attendrop.studies.run_specs import RunSpec
+from attendrop.studies.executor import RunSpec, open_runner
 from attendrop.tasks.class_names import unlabelled_decisions
 
 NAMES = ("good_cat", "badDog", "red")

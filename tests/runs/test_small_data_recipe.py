@@ -11,13 +11,13 @@ import pytest
 import transformers as hf
 from helpers import tiny
 
-from attendrop import ADDrop, Compose, FineTune, Method, RDrop
-from attendrop.reports.attention_maps import load_stages
+from attendrop import ADDrop, Compose, Method, RDrop
+from attendrop.reports.attention_viewer import load_stages
 from attendrop.runs.inference import load_finished_run
 from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
-from attendrop.studies.method_rows import method_label
+from attendrop.studies.answer import method_label
 
 ASK: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "selection_fraction": None}
 ASK |= {"refit": None, "method": "finetune"}
@@ -171,7 +171,7 @@ def test_what_the_data_decide_of_the_method_is_kept(files: Path, caplog: pytest.
     assert "so the method is ad-drop p=0.3 attribution=recorded layers=all." in caplog.text
     assert ADDrop(**metrics["options"]) == RECORDED and method_label(metrics) == "ad-drop"
     assert load_finished_run(str(files / "many")).method == RECORDED
-    assert load_stages(str(files / "many"), None, FineTune(), device="cpu").method == RECORDED
+    assert load_stages(str(files / "many"), device="cpu").method == RECORDED
 
 
 def test_interrupted_in_either_training_it_ends_the_same(folder: Path, stop_at: Callable[[int], Any]) -> None:

@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
@@ -18,14 +17,12 @@ from attendrop.runs.config import RunConfig, Source, partial_of
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import BaselineModel
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
 from attendrop.tasks.metrics import PREDICTIONS
-from attendrop.tasks.tokenization import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
@@ -85,12 +82,13 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
 ) -> None:
     seen: list[list[int]] = []
 
+    fit = baselines._Baseline.fit
+
     def remembering(self: Any, rows: Any) -> Any:
         seen.append(rows["index"][:])
-        model = BaselineModel("majority", self.task_type, self.tokenizer, np.eye(4)[0])
-        return baselines._Fit(model, lambda rows: model.constant(columns_of(rows)), {})
+        return fit(self, rows)
 
-    monkeypatch.setattr(baselines._Baseline, "constant", remembering)
+    monkeypatch.setattr(baselines._Baseline, "fit", remembering)
     metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")
     every, kept = map(sorted, seen)
     assert (len(every), len(kept), metrics["data"]["rows"]) == (40, 30, {"train": 40, "dev": 24})

@@ -19,6 +19,7 @@ import attendrop
 from attendrop import ADDrop, AttendropError
 from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.resolved_run import resolve_run
+from attendrop.studies import BASELINES
 from attendrop.studies import compare as compare_module
 from attendrop.studies.answer import answer
 from attendrop.studies.compare import (
@@ -31,7 +32,7 @@ from attendrop.studies.compare import (
     search_settings,
 )
 from attendrop.studies.comparison import Comparison, MethodSetting
-from attendrop.studies.run_specs import BASELINES, Event, RunSpec
+from attendrop.studies.executor import Event, RunSpec
 
 RUN_OPTIONS = ("model", "train_file", "eval_file", "test_fraction", "shots", "max_steps")
 DEFAULT = MethodSetting("ad-drop")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from helpers.command_line import Captured
 from attendrop.cli import main
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
+from attendrop.studies.executor import Event, RunSpec
 from attendrop.studies.learning_curve import LearningCurve, curve_of, learning_curves, predict_gains
-from attendrop.studies.run_specs import Event, RunSpec
 from attendrop.studies.statistics import Estimate
-from attendrop.studies.verdict import Verdict
 
 SIZES = np.array([100.0, 200.0, 400.0])
 
@@ -65,7 +64,7 @@ def test_fewer_evaluation_rows_say_less_and_no_prediction_is_above_the_best_scor
 def test_the_sentence_says_no_more_than_the_interval(gain: Any, sentence: str) -> None:
     curve = LearningCurve("finetune", "accuracy", (100, 200, 400), (0.5, 0.6, 0.65), {2: Estimate(*gain)})
     assert curve.sentence == sentence
-    assert LearningCurve.from_dict(json.loads(json.dumps(curve.as_dict()))) == curve
+    assert LearningCurve.from_dict(json.loads(json.dumps(asdict(curve)))) == curve
 
 
 def run(rows: int, **changes: Any) -> dict[str, Any]:
@@ -109,7 +108,8 @@ def test_the_recommended_model_and_the_best_baseline_are_run_on_fewer_rows(tmp_p
         asked.extend(runs)
         return [Event("failed", spec, tmp_path) for spec in runs]
 
-    verdict = Verdict("tfidf", "", baseline="tfidf", candidate="ad-drop")
+    tfidf, ad_drop = (Namespace(label=label) for label in ("tfidf", "ad-drop"))
+    verdict = Namespace(use=tfidf, base=tfidf, candidate=ad_drop)
     found: Any = Namespace(verdict=verdict, metric="accuracy")
     curves = learning_curves(found, results, perform)
     assert [curve.label for curve in curves] == ["tfidf", "ad-drop"]

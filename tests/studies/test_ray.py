@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +24,7 @@ from attendrop import AttendropError
 from attendrop.runs.config import partial_of
 from attendrop.runs.result_cache import forget_results
 from attendrop.runs.train import train
-from attendrop.studies.executor import OnEvent, RayRunner, open_runner, run_on_machine, share_of_run
-from attendrop.studies.run_specs import Event, RunSpec
+from attendrop.studies.executor import Event, OnEvent, RayRunner, RunSpec, open_runner, run_on_machine, share_of_run
 
 SHORT: dict[str, Any] = {"method": "finetune", "seed": 9, "epochs": 1}
 LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} for seed in range(2)]
@@ -70,7 +69,7 @@ def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     there.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(there))
     spec = RunSpec(tiny.config(folder, method="finetune", max_steps=1), keep_model=True)
-    with RayRunner(tmp_path, "local") as runner:
+    with closing(RayRunner(tmp_path, "local")) as runner:
         future = runner.submit(spec, here, tmp_path / "steps")
         assert not here.exists() and list(there.iterdir()) == []
         outcome = runner.outcome(future)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_the_cheapest_that_is_not_shown_to_be_behind_is_chosen(encoders: Any, ch
     found = Screening("accuracy", 40, encoders)
     assert found.chosen.model == chosen
     assert f"Encoder: {chosen}." in found.sentences[0] and told in found.sentences[0]
-    assert Screening.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert Screening.from_dict(json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_names_are_never_held_out_and_groups_are_as_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.runs.config import RunConfig, Source, checked, declared
 from attendrop.studies.comparison import Comparison
-from attendrop.studies.executor import Runner, open_runner
-from attendrop.studies.run_specs import Event, RunSpec, data_sha256
+from attendrop.studies.executor import Event, Runner, RunSpec, data_sha256, open_runner
 from attendrop.studies.study import (
     check_study_folder,
     default_folder,
@@ -62,12 +61,12 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     found["data"] = [without, own, found["data"][0] | {"train_file": "train.csv", "shots": [5, 10]}]
     found["run"]["learning_rate"] = ["1e-3", 1e-4]
     study = read_study(write(tmp_path / "study.yaml", found))
-    assert [setting.name for setting in study.settings] == [
+    assert [*study.settings] == [
         *("cola, learning_rate=0.001", "cola, learning_rate=0.0001"),
         *("rte, learning_rate=0.001", "rte, learning_rate=0.0001"),
         *(f"pairs, learning_rate={rate}, shots={shots}" for rate in (0.001, 0.0001) for shots in (5, 10)),
     ]
-    last, second = study.settings[-1].specs, study.settings[2].specs
+    _, _, second, *_, last = study.settings.values()
     methods = (("finetune", None), ("r-drop", 0.5), ("r-drop", 1.0), ("majority", None))
     asked = [(spec.config.seed, spec.method, spec.options.get("alpha")) for spec in last]
     assert asked == [(seed, *method) for seed in (3, 5) for method in methods]
@@ -102,9 +101,9 @@ def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tm
     own = {"name": "r-drop", "label": "mine", "options": {"alpha": 3.0}}
     found["methods"] = ["finetune", own | {"options": {"alpha": [0.5, 1.0]}}]
     found["data"] = [pairs | {"name": "one"}, pairs | {"name": "two", "methods": ["finetune", own]}]
-    one, two = read_study(write(tmp_path / "study.yaml", found)).settings
-    assert {spec.label for spec in one.specs} == {"", "mine alpha=0.5", "mine alpha=1.0"}
-    assert {spec.label for spec in two.specs} == {"", "mine"}
+    one, two = read_study(write(tmp_path / "study.yaml", found)).settings.values()
+    assert {spec.label for spec in one} == {"", "mine alpha=0.5", "mine alpha=1.0"}
+    assert {spec.label for spec in two} == {"", "mine"}
 
 
 def test_settings_are_named_by_what_varies_and_hold_out_rows(folder: Path, tmp_path: Path) -> None:
@@ -113,8 +112,8 @@ def test_settings_are_named_by_what_varies_and_hold_out_rows(folder: Path, tmp_p
     data = [{"task": "cola", "shots": [2, 4], "name": "pairs\nof 2024"}, {"name": " ", "train_file": files, **texts}]
     study = read_study(write(tmp_path / "study.yaml", content(folder, data=data, seeds=1)))
     names = ["pairs of 2024, shots=2", "pairs of 2024, shots=4", "train", "dev"]
-    assert [each.name for each in study.settings] == names
-    assert [each.specs[0].config.test_fraction for each in study.settings] == [0.0, 0.0, 0.25, 0.25]
+    assert [*study.settings] == names
+    assert [specs[0].config.test_fraction for specs in study.settings.values()] == [0.0, 0.0, 0.25, 0.25]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -182,7 +181,7 @@ def test_a_run_is_named_by_its_options_and_its_data(
     (tmp_path / "model").mkdir()
     assert RunSpec(changed).key(data) == key  # wherever the data are
     assert RunSpec(changed).key() != spec.key()
-    long = RunSpec(replace(spec.config, train_file=f"{'long' * 60}.csv")).folder_name(data)
+    long = Runner(tmp_path).folder_of(RunSpec(replace(spec.config, train_file=f"{'long' * 60}.csv"))).name
     assert long.endswith("long-finetune-seed0" + long[-9:]) and len(long) < 240  # a file system allows 255
     tiny.write_csv(tmp_path / "dev.csv", ["no", "yes"] * 5)
     assert data_sha256(changed) != data

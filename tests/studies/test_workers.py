@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import partial_of
 from attendrop.runs.train import train
 from attendrop.studies import executor
-from attendrop.studies.executor import LocalRunner, open_runner, threads_of_worker
-from attendrop.studies.run_specs import Event, RunSpec
+from attendrop.studies.executor import Event, LocalRunner, RunSpec, open_runner, threads_of_worker
 
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
 
@@ -100,7 +100,7 @@ import sys
 from helpers import tiny
 from pathlib import Path
 from attendrop.studies.executor import open_runner
-from attendrop.studies.run_specs import RunSpec
+from attendrop.studies.executor import RunSpec
 
 def say(event):
     print(event.kind, event.steps, flush=True)
@@ -167,7 +167,7 @@ def test_after_an_unexpected_error_the_next_run_has_a_new_process(tmp_path: Path
     """As after a failed assertion of a GPU, which ends all further work of its process."""
     killed: list[bool] = []
     process: Any = SimpleNamespace(kill=lambda: killed.append(True), join=lambda: None, exitcode=-9)
-    with LocalRunner(tmp_path, 1) as runner:
+    with closing(LocalRunner(tmp_path, 1)) as runner:
         (slot,) = runner.slots
         slot.process, slot.future = process, Future()
         slot.future.set_result({"error": "CUDA error", "details": details})

@@ -16,8 +16,7 @@ from attendrop.cli.inspect import announce_files
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, checked, names
 from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
-from attendrop.studies.executor import LOCAL, RAY
-from attendrop.studies.run_specs import REFERENCE, REPORTS, with_evaluation
+from attendrop.studies.executor import LOCAL, RAY, REFERENCE, REPORTS, with_evaluation
 
 _DATA = ui.Groups(
     *ui.DATA,
@@ -110,13 +109,13 @@ def study(
     found = read_study(file, on_data=None if dry_run else partial(announce_files, quiet=True))
 
     from attendrop.cli.progress import StudyProgress
-    from attendrop.studies.method_rows import method_label
+    from attendrop.studies.answer import method_label
 
     if dry_run:
         listed = [
-            {"setting": each.name, "method": method_label(spec.described()), "seed": spec.config.seed}
-            for each in found.settings
-            for spec in each.specs
+            {"setting": name, "method": method_label(spec.described()), "seed": spec.config.seed}
+            for name, specs in found.settings.items()
+            for spec in specs
         ]
         lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
         ui.show(listed, "\n".join([*lines, f"{len(found.specs)} runs"]), quiet=quiet, as_json=as_json)

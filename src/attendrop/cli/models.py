@@ -41,8 +41,7 @@ def attend(
 ) -> None:
     """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
     from attendrop.methods.core.registry import build_method
-    from attendrop.reports.attention_maps import load_stages
-    from attendrop.reports.attention_viewer import attention_page, show_texts
+    from attendrop.reports.attention_viewer import attention_page, load_stages, show_texts
 
     options = ui.read_settings(settings or [])
     chosen = None if method is None else build_method(method, options)
@@ -53,7 +52,7 @@ def attend(
     if not file.parent.is_dir():
         raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
     with ui.messages(quiet=quiet):
-        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), settings=options, seed=seed, device=device)
+        stages = load_stages(model, chosen, settings=options, seed=seed, device=device)
         shown = show_texts(
             stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
         )

@@ -47,7 +47,7 @@ def patterns(
 
     with ui.messages(quiet=quiet):
         found = learned_patterns.read(Path(run))
-        fitted = None if fit is None else learned_patterns.close_fit(found, fit)
+        fitted = None if fit is None else learned_patterns.fit(found, fit)
         picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/scheduler.json")
         for file in (picture, schedule) if fitted is not None else (picture,):
             check_output(file, input_files(Path(run)), overwrite=overwrite)

@@ -17,7 +17,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 from attendrop.cli.app import PlainConsole
 from attendrop.methods.core.registry import get_method
 from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.studies.run_specs import Event
+from attendrop.studies.executor import Event
 from attendrop.wording import score_text
 
 # Seconds between lines of progress if stderr is not a terminal.

@@ -7,7 +7,8 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -17,11 +18,9 @@ import pandas as pd
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.results import ReportedSetting, Results
-from attendrop.reports.tables import score_scale
-from attendrop.studies.method_rows import MethodRow, scored_data
+from attendrop.reports.results import ReportedSetting, Results, score_scale
+from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed
 from attendrop.studies.statistics import mean_interval
-from attendrop.studies.verdict import cost, interval, number, signed
 from attendrop.wording import decimals
 
 try:
@@ -45,6 +44,7 @@ _CONFIG = {
     "axis": {"gridColor": "#80808040", "domainColor": MUTED, "tickColor": MUTED, "labelLimit": 150},
     "legend": {"labelLimit": 300, "symbolOpacity": 1},
 }
+_BARS = "95 % CI (seeds × examples)"
 _BEYOND = " What is beyond the frame stands among the values."
 SCORES = "scores"
 # The number of each method by its label, which chooses its colour and marker in all figures of a report.
@@ -165,22 +165,14 @@ def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     spans = []
     for row in rows:
         if row.difference is not None:
-            value, known = row.difference.mean.value, row.difference.known
-            ends = (known.low, known.high) if math.isfinite(known.low) else (value, value)
+            found, value = row.difference.mean, row.difference.mean.value
+            ends = (found.low, found.high) if math.isfinite(found.low) else (value, value)
             spans.append((value, *ends, row.is_baseline))
     near = max((max(-low, high) for _, low, high, is_baseline in spans if not is_baseline), default=0.0)
     kept = [span for span in spans if not span[-1] or not near or abs(span[0]) <= 4 * near]
     low, high = min([0.0, *(span[1] for span in kept)]), max([0.0, *(span[2] for span in kept)])
     space = 0.08 * (high - low) or 0.01
     return low - space, high + space
-
-
-def _rows_of_intervals(rows: Sequence[MethodRow]) -> str:
-    """Name the intervals of differences."""
-    known = {row.difference.components is not None for row in rows if row.difference and row.difference.n > 1}
-    if len(known) == 2:
-        return "95 % CI (seeds × examples; seeds only, of runs without scores by row)"
-    return "95 % CI (seeds × examples)" if True in known else "95 % CI (seeds only)"
 
 
 # Scores, and cost against gain ---------------------------------------------------------------------------------------
@@ -196,8 +188,8 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     records: list[dict[str, Any]] = []
     for row in rows:
         found, ends = row.difference, list[float]()
-        if found is not None and math.isfinite(found.known.low):
-            ends = [min(best, reference.mean + end) for end in (found.known.low, found.known.high)]
+        if found is not None and math.isfinite(found.mean.low):
+            ends = [min(best, reference.mean + end) for end in (found.mean.low, found.mean.high)]
         shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
         record: dict[str, Any] = {"method": row.label, metric: number(row.mean, digits)}
         record["95 % interval beside the reference"] = shown
@@ -219,8 +211,8 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     chart = _rule(_x=reference.mean).encode(x=alt.X("_x:Q", **x)) + bars
     chart = chart + base.mark_circle(size=60, opacity=1, clip=True) + told
     caption = (
-        f"Points: mean scores. Bars: {_rows_of_intervals(rows)} of the difference from "
-        f"{reference.label} (dotted line). Where a bar crosses the line, the difference may be chance."
+        f"Points: mean scores. Bars: {_BARS} of the difference from {reference.label} (dotted line). Where a bar "
+        "crosses the line, the difference may be chance."
     )
     if any(row.difference is not None and row.difference.n < max(row.n, reference.n) for row in rows):
         caption += " Where seeds are missing, a point is the reference's mean plus the difference."
@@ -245,7 +237,8 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
         record["seeds in common"] = "-" if found is None else str(found.n)
         # A time that is too short to be measured has no place on a logarithmic axis.
         record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
-        records.append(record | ({} if found is None else {"_low": found.known.low, "_high": found.known.high}))
+        known = found is not None and math.isfinite(found.mean.low)
+        records.append(record | ({"_low": found.mean.low, "_high": found.mean.high} if found and known else {}))
     base, values = chart_of(records)
     times, (color, shape) = [record["_x"] for record in records], _of_methods(methods)
     ticks = {"labelExpr": "datum.label && datum.label + 'x'", "format": "~g", "tickCount": 5, "labelOverlap": "greedy"}
@@ -259,7 +252,7 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
     )
     bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
     points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=shape)
-    caption = f"Above the dotted line: better than {reference}. Bars: {_rows_of_intervals(compared)}."
+    caption = f"Above the dotted line: better than {reference}. Bars: {_BARS}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
     chart = (_rule(_y=0).encode(y="_y:Q") + bars + points).properties(**SIZE)
     return [Figure("cost_gain", setting.name, "Cost against gain", caption, chart, values)]
@@ -369,8 +362,9 @@ def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | st
     validation = [(label, entry["epoch"], entry.get("selection_loss")) for label, entry in entries]
     caption = "Training loss: with what the method adds to it or drops. "
     if any(loss is not None for *_, loss in validation):
-        caption += f"Validation loss: on {_scored_rows(setting)}. "
-        caption += "A training loss that falls while the validation loss rises is overfitting. "
+        caption += (
+            "Validation loss: on {rows}. A training loss that falls while the validation loss rises is overfitting. "
+        )
     else:
         entries = [(run.label, entry) for run in setting.runs for entry in run.metrics.get("history") or ()]
     training = [(label, entry["epoch"], entry["train_loss"]) for label, entry in entries]
@@ -384,7 +378,7 @@ def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     metric = setting.answer.metric
     entries = [(run.label, entry) for run in setting.runs for entry in run.scored_epochs]
     points = [(label, entry["epoch"], entry["selection"].get(metric)) for label, entry in entries]
-    caption = f"Score after each epoch on {_scored_rows(setting)}. "
+    caption = "Score after each epoch on {rows}. "
     found = _over_epochs("convergence", "Convergence", setting, looks, {metric: points}, caption)
     return found or "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
@@ -403,16 +397,6 @@ def coverage(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     return found or "no run is of classes with one class a row"
 
 
-def _scored_rows(setting: ReportedSetting) -> str:
-    """Describe the rows on which epochs are scored."""
-    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
-    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
-    told = "rows held out of the training data, which are never those of the final score"
-    if flattered:
-        told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
-    return told
-
-
 def _over_epochs(
     kind: str,
     title: str,
@@ -424,9 +408,8 @@ def _over_epochs(
 ) -> list[Figure]:
     """Draw panels by their name, one above the other, of ``(label, epoch, value)``; values that are none are left out.
 
-    Instead of epochs, the values may be ``over`` other whole numbers.
-
-    Returns one figure, or none if there is no value.
+    Instead of epochs, the values may be ``over`` other whole numbers. In the caption, ``{rows}`` are those that epochs
+    are scored on. Returns one figure, or none if there is no value.
     """
     frames = {}
     for name, points in panels.items():
@@ -461,8 +444,13 @@ def _over_epochs(
             chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
         charts.append(chart.properties(**SIZE))
         tables.append(values)
+    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
+    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
+    told = "rows held out of the training data, which are never those of the final score"
+    if flattered:
+        told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
     bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
-    caption = f"{caption}Lines: mean over seeds{bands_told}.{left_out}"
+    caption = f"{caption.replace('{rows}', told)}Lines: mean over seeds{bands_told}.{left_out}"
     chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts)
     return [Figure(kind, setting.name, title, caption, chart, pd.concat(tables, ignore_index=True))]
 
@@ -512,41 +500,39 @@ def by_layer(layer: str) -> tuple[str, int]:
 # Scores over a grid of two numeric options, such as p and q -----------------------------------------------------------
 
 _NO_GRID = "no method was run on a grid of two numeric options"
-# A name, two options, and the rows of the answer by the values of these: of a method with other options that vary.
-Grid = tuple[str, str, str, Mapping[tuple[float, float], MethodRow]]
+Cells = dict[tuple[float, float], MethodRow]
 
 
-def _grids(setting: ReportedSetting) -> list[list[Grid]]:
-    """Find the grids of each method, one for each combination of its other options, in the order of their names."""
+def _grids(setting: ReportedSetting) -> Iterator[tuple[str, str, str, dict[str, Cells]]]:
+    """Yield each method that was run on a grid, two options, and the rows by the values of these.
+
+    There is a grid, by its name, for each combination of other options that vary.
+    """
     rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
-    every = []
     for method, group in groupby(rows, key=lambda row: row.method):
-        options = {row.label: flat_options(row.options) for row in group}
-        names = list(dict.fromkeys(name for found in options.values() for name in found))
-        varied = [name for name in names if len({repr(found[name]) for found in options.values() if name in found}) > 1]
-        numeric = [name for name in varied if all(type(found.get(name)) in (int, float) for found in options.values())]
+        found = [(row, flat_options(row.options)) for row in group]
+        names = dict.fromkeys(name for _, options in found for name in options)
+        varied = [name for name in names if len({repr(options.get(name)) for _, options in found}) > 1]
+        numeric = [name for name in varied if all(type(options.get(name)) in (int, float) for _, options in found)]
         if len(numeric) < 2:
             continue
         first, second = numeric[:2]
-        grids: dict[str, dict[tuple[float, float], MethodRow]] = {}
-        for row in (row for row in setting.answer.rows if row.label in options):
-            found = options[row.label]
-            others = (f"{other}={found.get(other)}" for other in varied if other not in (first, second))
-            point = float(found[first]), float(found[second])
-            grids.setdefault(" ".join([method, *others]), {})[point] = row
-        complete: list[Grid] = [
-            (name, first, second, cells)
+        grids: defaultdict[str, Cells] = defaultdict(dict)
+        for row, options in found:
+            others = (f"{other}={options.get(other)}" for other in varied if other not in (first, second))
+            grids[" ".join([method, *others])][float(options[first]), float(options[second])] = row
+        complete = {
+            name: cells
             for name, cells in sorted(grids.items())
             if all(len(set(side)) > 1 for side in zip(*cells, strict=True))
-        ]
+        }
         if complete:
-            every.append(complete)
-    return every
+            yield method, first, second, complete
 
 
 def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the difference from the reference at each point of each grid, all with the same colours."""
-    grids = [grid for each in _grids(setting) for grid in each]
+    grids = [(name, one, two, cells) for _, one, two, each in _grids(setting) for name, cells in each.items()]
     if not grids:
         return _NO_GRID
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
@@ -593,17 +579,15 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     figures, metric = [], setting.answer.metric
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
-    for grids in (grids for grids in _grids(setting) if len(grids) > 1):
-        _, first, second, cells = grids[0]
-        method = next(iter(cells.values())).method
+    for method, first, second, grids in (each for each in _grids(setting) if len(each[-1]) > 1):
         records = []
-        for name, _first, _second, own in grids:
+        for name, own in grids.items():
             for (one, other), row in sorted(own.items()):
                 record = {"method": name, first: f"{one:g}", second: f"{other:g}"}
                 record[metric] = number(row.mean, setting.answer.decimals)
                 records.append(record | {"seeds": str(row.n), "_y": row.mean})
         base, values = chart_of(records)
-        color, shape = _of_methods({name: place for place, (name, *_rest) in enumerate(grids)})
+        color, shape = _of_methods({name: place for place, name in enumerate(grids)})
         chart = base.mark_point(filled=True, size=50, opacity=0.85).encode(
             x=alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("_2:N", sort=None),

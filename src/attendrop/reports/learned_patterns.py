@@ -86,53 +86,46 @@ def read(folder: Path) -> Patterns:
     )
 
 
-def fit(patterns: Patterns, pieces: int) -> Fit:
+def fit(patterns: Patterns, pieces: int, most: int = _MOST_PIECES) -> Fit:
     """Fit a continuous curve of equal linear pieces in the training progress to each layer, by least squares.
 
-    A period counts by its length, so that a partial one weighs less. The curve's values at the knots are then clamped
-    to [0, 0.95], the range of :class:`attendrop.Scheduler`.
+    There are ``pieces``, or as many more, up to ``most``, as are needed so that no curve is off by more than 0.1; if
+    that takes too many, or more than the dropout steps determine, this is the closest of the fits. A period counts by
+    its length, so that a partial one weighs less. The curve's values at the knots are then clamped to [0, 0.95], the
+    range of :class:`attendrop.Scheduler`.
 
     Raises:
         AttendropError: There are too few dropout steps, or a piece has too few.
     """
     if pieces < 1:
         raise AttendropError(f"fit={pieces} must be at least 1: it is the number of pieces.")
-    progress, knots = patterns.steps / max(patterns.planned_steps, 1), np.linspace(0, 1, pieces + 1).round(_DECIMALS)
-    # The weight of each knot at each point of a piecewise linear curve, (T, knots).
-    hats = np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
-    values, root = np.empty((pieces + 1, len(patterns.layers))), np.sqrt(patterns.period_shares)
-    for layer, curve in enumerate(patterns.probabilities.T):
-        known = np.isfinite(curve)
-        values[:, layer], _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
-        if rank < pieces + 1:
-            raise AttendropError(
-                f"fit={pieces}: {counted(len(progress), 'dropout step')}, from {progress[0]:.0%} to "
-                f"{progress[-1]:.0%} of the planned steps, do not determine the {counted(pieces + 1, 'knot')}; fit "
-                "fewer pieces, or train with a lower dropout_step."
-            )
-    values = values.clip(0, HIGHEST).round(_DECIMALS)
-    errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
-    rms = np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data)
-    return Fit(knots, values, rms, np.abs(errors).max(axis=0).data)
-
-
-def close_fit(patterns: Patterns, pieces: int) -> Fit:
-    """Fit as many pieces as needed, at least ``pieces``, so that no curve is off by more than 0.1.
-
-    If that takes more than 12, or more than the dropout steps determine, this is the closest of the fits.
-
-    Raises:
-        AttendropError: As for :func:`fit`.
-    """
-    best = fit(patterns, pieces)
-    for more in range(pieces + 1, _MOST_PIECES + 1):
-        if best.largest.max() <= FAR:
+    progress, fits = patterns.steps / max(patterns.planned_steps, 1), list[Fit]()
+    for count in range(pieces, max(pieces, most) + 1):
+        knots = np.linspace(0, 1, count + 1).round(_DECIMALS)
+        # The weight of each knot at each point of a piecewise linear curve, (T, knots).
+        hats = np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
+        values, root = np.empty((count + 1, len(patterns.layers))), np.sqrt(patterns.period_shares)
+        ranks = []
+        for layer, curve in enumerate(patterns.probabilities.T):
+            known = np.isfinite(curve)
+            weighted, wanted = (hats * root[:, None])[known], (curve * root)[known]
+            values[:, layer], _, rank, _ = np.linalg.lstsq(weighted, wanted, rcond=None)
+            ranks.append(rank)
+        if min(ranks) < count + 1:
             break
-        try:
-            best = min(best, fit(patterns, more), key=lambda found: float(found.largest.max()))
-        except AttendropError:  # too few dropout steps
+        values = values.clip(0, HIGHEST).round(_DECIMALS)
+        errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
+        rms = np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data)
+        fits.append(Fit(knots, values, rms, np.abs(errors).max(axis=0).data))
+        if fits[-1].largest.max() <= FAR:
             break
-    return best
+    if not fits:
+        steps, covered = counted(len(progress), "dropout step"), f"{progress[0]:.0%} to {progress[-1]:.0%}"
+        raise AttendropError(
+            f"fit={pieces}: {steps}, from {covered} of the planned steps, do not determine the "
+            f"{counted(pieces + 1, 'knot')}; fit fewer pieces, or train with a lower dropout_step."
+        )
+    return min(fits, key=lambda found: float(found.largest.max()))
 
 
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:

@@ -1,29 +1,100 @@
-"""Report of a study or a comparison: tables, figures and a page, in a folder of their own."""
+"""Report of a study or a comparison: tables, figures and a page, in a folder of their own.
+
+Pages are self-contained: styles, figures and the library that draws them in one file, which needs no network. Every
+value that is put into a template of ``templates/`` is escaped. The page forbids the browser to load anything, and to
+run scripts other than its own two (Content-Security-Policy): Vega, which draws the figures, and the lines that call it.
+Vega interprets its expressions (``ast``), so that no text can become code.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.reports.figures import SCORES, Figure, make_figures
-from attendrop.reports.page import Section, render, render_page
-from attendrop.reports.results import ReportedSetting, Results, read_results
-from attendrop.reports.tables import ResultTable, make_result_table
+from attendrop.reports.results import ReportedSetting, Results, ResultTable, make_result_table, read_results
 from attendrop.runs.run_folder import check_writable
-from attendrop.studies.answer import COLUMNS, OOD_COLUMNS, Answer, cells
-from attendrop.studies.verdict import cost, ends, name, number, signed
+from attendrop.studies.answer import COLUMNS, OOD_COLUMNS, Answer, cells, cost, ends, name, number, signed
 from attendrop.support.files import finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
+
+# Maximum size of an HTML page, in bytes; Vega has 0.9 million of them.
+MOST_BYTES = 6_000_000
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+# JSON within a script element: no end of the element, and no line separators, which scripts once took for line ends.
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+_DRAW = """
+(async () => {
+  const theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : undefined;
+  const actions = {export: true, source: false, compiled: false, editor: false};
+  for (const place of document.querySelectorAll("[data-chart]")) {
+    const spec = JSON.parse(document.getElementById(place.dataset.chart).textContent);
+    const renderer = place.dataset.renderer || "svg";
+    await vegaEmbed(place, spec, {ast: true, theme, renderer, actions, config: {background: "transparent"}});
+  }
+})();
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of a page: its id, for links, its heading, its HTML, from :func:`render`, and its figures in Vega-Lite.
+
+    An element with ``data-chart="ID"`` shows the figure of this id.
+    """
+
+    identifier: str
+    heading: str
+    content: Markup
+    charts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def render(macro: str, **values: Any) -> Markup:
+    """Fill a macro of ``templates/sections.html``; values are escaped, unless they are ``Markup``."""
+    return Markup(getattr(_ENVIRONMENT.get_template("sections.html").module, macro)(**values))
+
+
+def render_page(title: str, sections: Sequence[Section], *, summary: str = "") -> str:
+    """Make the HTML of a page of sections, with a title and a sentence below it."""
+    charts = {name: script_json(chart) for section in sections for name, chart in section.charts.items()}
+    scripts: list[str] = []
+    if charts:
+        from vl_convert import javascript_bundle
+
+        scripts = [javascript_bundle(), _DRAW]  # type: ignore[call-arg]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    scripts, told = [Markup(script) for script in scripts], {"title": title, "summary": summary}
+    template = _ENVIRONMENT.get_template("page.html")
+    page = template.render(sections=sections, charts=charts, scripts=scripts, hashes=hashes, **told)
+    # Half of a character, as JSON may hold, has no encoding.
+    return page.encode("utf-8", "replace").decode()
+
+
+def script_json(value: Any) -> Markup:
+    """Write a value as JSON that may stand in a ``<script>`` element; NaN and infinite numbers become null."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_ESCAPES))
+
 
 FOLDER = "report"
 PAGE = "report.html"
@@ -114,12 +185,7 @@ def write_report(
             count += 1
             stem = f"{whole}-{count}"
         contents |= {f"{stem}.{suffix}": content for suffix, content in figure.files().items()}
-    _write(output, contents, overwrite=overwrite)
-    return Report(output, results, tuple(contents), tuple(left_out))
-
-
-def _write(output: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
-    """Write files, and delete those that only an earlier report had."""
+    # Write them, and delete those that only an earlier report had.
     try:
         found = json.loads((output / CONTENTS).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -139,6 +205,7 @@ def _write(output: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> N
         if file not in foreign:
             (output / file).unlink(missing_ok=True)
     write_json(output / CONTENTS, {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()})
+    return Report(output, results, tuple(contents), tuple(left_out))
 
 
 # The page: the decision with its figures, then errors, methods, figures, and each run --------------------------------
@@ -174,26 +241,38 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
             sections.append(Section("table", "Table", render("captioned", **shown)))
     groups = [(setting, list(group)) for setting, group in groupby(below, key=lambda each: each[0].setting)]
     content = render("figures", groups=groups)
-    charts = {identifier: figure.spec() for figure, identifier in below}
-    return [*sections, Section("figures", "Figures", content, charts), Section("runs", "Runs", _runs(results))]
+    sections.append(Section("figures", "Figures", content, {identifier: figure.spec() for figure, identifier in below}))
+    several, rows = len(results.settings) > 1, []
+    for setting in results.settings:
+        for run in (run for own in setting.by_label.values() for run in own):
+            # A run whose epoch was chosen on the rows of its score has no selection score.
+            selected = None if run.metrics.get("protocol") == "paper" else run.metrics.get("selection_score")
+            values = [finite(value) for value in (run.metrics.get("score"), selected)]
+            told = ["-" if value is None else number(value, setting.answer.decimals) for value in values]
+            own = [run.label, *([setting.name] if several else []), str(run.metrics["seed"])]
+            rows.append([*own, *told, run.folder])
+    names = ["run", *(["setting"] if several else []), "seed", "score", "held-out score", "folder"]
+    caption = "A run's folder has its options, `run.yaml`, and its curves, `metrics.json`."
+    content = render("captioned", caption=caption, header=names, rows=rows, right=1 + several)
+    return [*sections, Section("runs", "Runs", content)]
 
 
 def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
     """Return the three numbers of a decision, each with a caption and a note: score, lead and cost."""
-    rows, verdict = {row.label: row for row in found.rows}, found.verdict
-    main = rows.get(verdict.use or verdict.candidate or "", next(iter(rows.values()), None))
+    verdict = found.verdict
+    main = verdict.use or verdict.candidate or next(iter(found.rows), None)
     if main is None:
         return []
     spread = "one seed" if main.std is None else f"± {number(main.std, found.decimals)} over {main.n} seeds"
     numbers = [(number(main.mean, found.decimals), f"{found.metric} of {main.label}", spread)]
-    if verdict.lead is not None and verdict.candidate is not None:
-        span = ends(verdict.lead, found.decimals)
+    if verdict.lead is not None and verdict.candidate is not None and verdict.reference is not None:
+        span = ends(verdict.lead.mean, found.decimals)
         note = "no 95 % CI (seeds × examples)" if span == "-" else f"95 % CI (seeds × examples): {span}"
-        difference = f"{verdict.candidate} minus {verdict.reference}"
-        numbers.append((signed(verdict.lead.value, found.decimals), difference, note))
+        difference = f"{verdict.candidate.label} minus {verdict.reference.label}"
+        numbers.append((signed(verdict.lead.mean.value, found.decimals), difference, note))
     reference = next((name(row.label) for row in found.rows if row.is_reference), "the reference")
-    pair = (rows.get(label or "", main) for label in (main.label, verdict.candidate, verdict.reference))
-    if len(rows) > 1 and (timed := next((row for row in pair if not row.is_reference), None)) is not None:
+    pair = (row or main for row in (main, verdict.candidate, verdict.reference))
+    if len(found.rows) > 1 and (timed := next((row for row in pair if not row.is_reference), None)) is not None:
         numbers.append((cost(timed), f"time of training of {timed.label}", f"relative to {reference}"))
     return numbers
 
@@ -247,19 +326,3 @@ def methods_table(results: Results) -> tuple[list[str], list[list[str]], str]:
         f"ahead; time of training, relative{'; the same on the out-of-distribution split' if has_ood else ''}."
     )
     return [first, *(["setting"] if several else []), *others], rows, caption
-
-
-def _runs(results: Results) -> Any:
-    """Show all runs with their folders, in the order of the settings, the methods and the seeds."""
-    several, rows = len(results.settings) > 1, []
-    for setting in results.settings:
-        for run in (run for own in setting.by_label.values() for run in own):
-            # A run whose epoch was chosen on the rows of its score has no selection score.
-            selected = None if run.metrics.get("protocol") == "paper" else run.metrics.get("selection_score")
-            values = [finite(value) for value in (run.metrics.get("score"), selected)]
-            told = ["-" if value is None else number(value, setting.answer.decimals) for value in values]
-            own = [run.label, *([setting.name] if several else []), str(run.metrics["seed"])]
-            rows.append([*own, *told, run.folder])
-    header = ["run", *(["setting"] if several else []), "seed", "score", "held-out score", "folder"]
-    caption = "A run's folder has its options, `run.yaml`, and its curves, `metrics.json`."
-    return render("captioned", caption=caption, header=header, rows=rows, right=1 + several)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from attendrop.runs.run_folder import (
 )
 from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
 from attendrop.runs.run_trainer import silence
-from attendrop.studies.run_specs import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
+from attendrop.studies import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode
@@ -101,15 +101,34 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             set_aside(place)
         check_unchanged(place, config, rows)
         begin_run(place, config, rows, baseline=name)
-        metrics, predictions, model = _fitted(run, name)
+        # Fit and score it.
+        if name == MAJORITY:  # whose answer says what the data have most of
+            run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))
+        parts, baseline, own, selection_score = run.parts, _Baseline(run, name), run.parts.train, None
+        if parts.selection is not None and run.config.protocol != "paper":
+            own = concatenate_datasets([parts.train, parts.selection])
+        before = time.monotonic()
+        model, predict, decision = baseline.fit(own)
+        seconds = time.monotonic() - before
+        scores = {
+            part: set_scores(run, part, predict(rows), baseline.references(rows)) for part, rows in parts.report.items()
+        }
+        if parts.selection is not None:
+            outputs = baseline.fit(parts.train)[1](parts.selection)
+            selection_score = compute_scores(run.task, outputs, baseline.references(parts.selection))[run.task.metric]
+        metrics = scored_run(run, name, {}, scores, training_rows(own, parts), selection_score=selection_score)
+        if "unlabelled" in metrics["data"]:
+            metrics["data"]["unlabelled"] |= decision
+            logger.info("%s", *unlabelled_decisions([(name, decision)]))
+        metrics["train_seconds"] = round(seconds, 3)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         if keep_model:
             own = load_config(run.config.model)
             run.task.type.configure(own)
             model.save(place, own)
             write_text(place / CARD, baseline_card(metrics, run.task.type))
-        if predictions is not None:
-            write_predictions(place / PREDICTIONS, predictions)
+        if "dev" in scores and scores["dev"].predictions is not None:
+            write_predictions(place / PREDICTIONS, scores["dev"].predictions)
         finish_run(place, Path(config.output_dir), metrics)
     return metrics
 
@@ -117,38 +136,6 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
 def defined_for(task: Task) -> tuple[str, ...]:
     """Return the names of the baselines that are defined for a task."""
     return tuple(name for name in task.type.baselines if name != SETFIT or len(task.text_columns) == 1)
-
-
-def _fitted(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None, BaselineModel]:
-    """Fit and score a baseline; returns its metrics, its predictions of the evaluation rows if any, and its model."""
-    if name == MAJORITY:  # whose answer says what the data have most of
-        run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))
-    parts, baseline, own, selection_score = run.parts, _Baseline(run, name), run.parts.train, None
-    if parts.selection is not None and run.config.protocol != "paper":
-        own = concatenate_datasets([parts.train, parts.selection])
-    start = time.monotonic()
-    fit = baseline.fit(own)
-    seconds = time.monotonic() - start
-    scores = {
-        part: set_scores(run, part, fit.predict(rows), baseline.references(rows)) for part, rows in parts.report.items()
-    }
-    if parts.selection is not None:
-        outputs = baseline.fit(parts.train).predict(parts.selection)
-        selection_score = compute_scores(run.task, outputs, baseline.references(parts.selection))[run.task.metric]
-    metrics = scored_run(run, name, {}, scores, training_rows(own, parts), selection_score=selection_score)
-    if "unlabelled" in metrics["data"]:
-        metrics["data"]["unlabelled"] |= fit.unlabelled
-        logger.info("%s", *unlabelled_decisions([(name, fit.unlabelled)]))
-    predictions = scores["dev"].predictions if "dev" in scores else None
-    return metrics | {"train_seconds": round(seconds, 3)}, predictions, fit.model
-
-
-class _Fit(NamedTuple):
-    """A fitted baseline, its predictions of rows, and whether unlabelled texts are used, see :func:`self_trained`."""
-
-    model: BaselineModel
-    predict: Callable[[Dataset], Array]
-    unlabelled: Mapping[str, Any]
 
 
 class _Baseline:
@@ -165,28 +152,16 @@ class _Baseline:
     def references(self, rows: Dataset) -> Array:
         return self.task_type.references(self._columns(rows))
 
-    def constant(self, train: Dataset) -> _Fit:
-        """Fit the constant answer."""
-        references = self.references(train)
-        found = self.task_type.constant_answer(references, references[:1])
-        if found is None:
-            raise AttendropError(
-                f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
-                "cannot be fitted; leave it out."
-            )
-        answer = np.atleast_1d(np.asarray(found[1][0], dtype=float))  # of the first row
-        answer = answer[:1] if answer.ndim == 2 else answer  # which may have one for each word
-        model = BaselineModel(self.name, self.task_type, self.tokenizer, answer)
-        return _Fit(model, lambda rows: model.constant(columns_of(rows)), {"used": False})
+    def fit(self, train: Dataset) -> tuple[BaselineModel, Callable[[Dataset], Array], Mapping[str, Any]]:
+        """Fit the baseline: the linear model of the head, or a constant where all rows are of one class.
 
-    def fit(self, train: Dataset) -> _Fit:
-        """Fit the baseline: the linear model of the head, or a constant where all rows are of one class."""
+        Returns it, its outputs of rows, and whether unlabelled texts are used, see :func:`self_trained`.
+        """
         config, task_type, unlabelled = self.run.config, self.task_type, self.run.parts.unlabelled
-        if self.name == MAJORITY:
-            return self.constant(train)
+        found, parts = None, dict[str, Any]()
         if self.name == TFIDF:
             vectorizers = fit_tf_idf(task_type.texts(train))
-            parts: dict[str, Any] = {"tokenizer": self.tokenizer, "vectorizers": vectorizers}
+            parts = {"tokenizer": self.tokenizer, "vectorizers": vectorizers}
 
             def features(rows: Dataset, *, share: bool = False) -> Array:
                 return tf_idf(vectorizers, task_type.texts(rows))
@@ -194,23 +169,34 @@ class _Baseline:
         elif self.name == FROZEN:
             features = self._frozen_features
             parts = dict(zip(("encoder", "tokenizer"), self._frozen, strict=True))
-        else:
+        elif self.name == SETFIT:
             encoder, tokenizer = load_for(config.model, self.run.task)[:2]
             tune_on_pairs(encoder, tokenizer, task_type.texts(train), task_type.strata_of(train), config)
             features, parts = self.features_of(encoder, tokenizer), {"encoder": encoder, "tokenizer": tokenizer}
-        columns, own, decision = self._columns(train), features(train), {"used": False}
-        targets = list(of_documents(columns["labels"][:], columns))
-        how: dict[str, Any] = {"balanced": config.class_weights is not None}
-        how["groups"] = given_groups(train) if GROUP in train.column_names else None
-        found = task_type.fit_linear(own, targets, **how)
+        columns, decision = self._columns(train), {"used": False}
+        if parts:
+            own, targets = features(train), list(of_documents(columns["labels"][:], columns))
+            how: dict[str, Any] = {"balanced": config.class_weights is not None}
+            how["groups"] = given_groups(train) if GROUP in train.column_names else None
+            found = task_type.fit_linear(own, targets, **how)
         if found is None:
-            return self.constant(train)
+            references = self.references(train)
+            constant = task_type.constant_answer(references, references[:1])
+            if constant is None:
+                raise AttendropError(
+                    f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
+                    "cannot be fitted; leave it out."
+                )
+            answer = np.atleast_1d(np.asarray(constant[1][0], dtype=float))  # of the first row
+            answer = answer[:1] if answer.ndim == 2 else answer  # which may have one for each word
+            model = BaselineModel(self.name, task_type, self.tokenizer, answer)
+            return model, lambda rows: model.constant(columns_of(rows)), decision
         if unlabelled is not None:
             names = [index < 0 for index in train["index"][:]]
             found, decision = self_trained(found, own, targets, features(unlabelled), never_held_out=names, **how)
-        model = BaselineModel(self.name, task_type, **parts, bias=found.bias, weight=found.weight)
+        fitted = BaselineModel(self.name, task_type, **parts, bias=found.bias, weight=found.weight)
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
-        return _Fit(model, lambda rows: model.linear(features(rows, share=True)), decision)
+        return fitted, lambda rows: fitted.linear(features(rows, share=True)), decision
 
     def features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
         """Return the function that computes features of rows by an encoder, of each text once."""

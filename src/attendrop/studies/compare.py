@@ -13,7 +13,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,21 +29,20 @@ from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
-from attendrop.studies.answer import Answer, answer
+from attendrop.studies import FROZEN
+from attendrop.studies.answer import Answer, answer, method_label
 from attendrop.studies.baselines import defined_for, run_baseline
 from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
-from attendrop.studies.executor import LOCAL, OnEvent, open_runner
+from attendrop.studies.executor import LOCAL, REFERENCE, WITHOUT, Event, OnEvent, RunSpec, open_runner, with_evaluation
 from attendrop.studies.learning_curve import CURVE, HALVINGS, MODELS, SEEDS, LearningCurve, learning_curves
-from attendrop.studies.method_rows import method_label
-from attendrop.studies.run_specs import FROZEN, REFERENCE, WITHOUT, Event, RunSpec, with_evaluation
 from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
-from attendrop.support.files import model_sha256, write_json, write_text
-from attendrop.tasks.acceptance import promise
+from attendrop.support.files import finite, model_sha256, write_json, write_text
 from attendrop.tasks.base import Task
+from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
-from attendrop.wording import csv_of_records, in_markdown, score_text
+from attendrop.wording import aligned, csv_of_records, in_markdown, markdown_table, score_text
 
 SELECTION_FRACTION = 0.2
 # How far the learning rate is searched, in both directions.
@@ -73,7 +72,7 @@ class Outcome:
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         accept: Which of its answers to accept, if that was asked for, see
-            :func:`attendrop.tasks.acceptance.choose_threshold`.
+            :func:`attendrop.tasks.error_analysis.choose_threshold`.
         best: Folder of this model.
     """
 
@@ -92,7 +91,7 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
-        return self.answer.as_dict() | {
+        found = self.answer.as_dict() | {
             "trials": {
                 name: [{"setting": trial.setting.described, "scores": trial.scores} for trial in each]
                 for name, each in self.trials.items()
@@ -100,10 +99,12 @@ class Outcome:
             "chosen": {name: setting.described for name, setting in self.chosen.items()},
             "kept": self.kept,
             "best": None if self.best is None else str(self.best),
-            **({} if self.encoders is None else {"encoders": self.encoders.as_dict()}),
-            **({"curves": [each.as_dict() for each in self.curves]} if self.curves else {}),
-            **({} if self.accept is None else {"accept": dict(self.accept)}),
         }
+        if (of := self.encoders) is not None:
+            found["encoders"] = finite(asdict(of) | {"chosen": of.chosen.model, "sentences": of.sentences})
+        if self.curves:
+            found["curves"] = [finite(asdict(each) | {"sentence": each.sentence}) for each in self.curves]
+        return found | ({} if self.accept is None else {"accept": dict(self.accept)})
 
     @property
     def choices(self) -> list[str]:
@@ -119,7 +120,8 @@ class Outcome:
         """Return the answer in words, the table, and the chosen settings."""
         lines = [*self.answer.lines(), *([""] if self.trials else []), *self.choices]
         lines += ["", *(each.sentence for each in self.curves)] if self.curves else []
-        lines += [] if self.encoders is None else ["", *self.encoders.lines()]
+        if (of := self.encoders) is not None:
+            lines += ["", *of.sentences, of.title, *aligned(of.table())]
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
@@ -128,11 +130,13 @@ class Outcome:
 
     def write(self, folder: Path) -> None:
         """Write the answer, with the chosen settings."""
-        choices = "".join(f"\n{in_markdown(line)}\n" for line in self.choices)
-        choices += "".join(f"\n{in_markdown(each.sentence)}\n" for each in self.curves)
-        choices += "" if self.encoders is None else self.encoders.markdown()
-        table = csv_of_records(self.answer.records())
-        write_reports(folder, self.answer.markdown() + choices, self.as_dict(), table)
+        told, table = [*self.choices, *(each.sentence for each in self.curves)], ""
+        if self.encoders is not None:
+            told += [" ".join(self.encoders.sentences), self.encoders.title]
+            header, *rows = ([*map(in_markdown, row)] for row in self.encoders.table())
+            table = f"\n{markdown_table(header, rows)}\n"
+        text = self.answer.markdown() + "".join(f"\n{in_markdown(line)}\n" for line in told) + table
+        write_reports(folder, text, self.as_dict(), csv_of_records(self.answer.records()))
 
 
 @takes_options(Comparison, RunConfig)
@@ -231,7 +235,7 @@ def run_comparison(
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_json(folder / RECORD, comparison.record())
         if encoders is not None:
-            write_json(folder / ENCODERS, {"of": screened_by, "found": encoders.as_dict()})
+            write_json(folder / ENCODERS, {"of": screened_by, "found": asdict(encoders)})
         # Try settings, if this is asked for.
         perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
@@ -246,8 +250,7 @@ def run_comparison(
         plain = [each for each in results if each.spec.method == REFERENCE]
         if not any(each.metrics for each in plain):
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
-        failed = [each.run for each in results if each.metrics is None]
-        found = answer([each.run for each in results if each.metrics is not None], failed=failed)
+        found = answer([each.run for each in results])
         outcome = Outcome(found, trials, encoders=encoders)
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model
@@ -255,7 +258,7 @@ def run_comparison(
         (folder / CURVE).unlink(missing_ok=True)
         if comparison.curve:
             outcome = dataclasses.replace(outcome, curves=learning_curves(found, results, perform))
-            write_json(folder / CURVE, {"curves": [each.as_dict() for each in outcome.curves]})
+            write_json(folder / CURVE, {"curves": [asdict(each) for each in outcome.curves]})
             outcome.write(folder)
         # Keep the model.
         if comparison.keep_best:
@@ -428,10 +431,22 @@ def keep_best(
         else:
             metrics = run_baseline(wanted.config, wanted.baseline, keep_model=True, overwrite=not same)
     except AttendropError as error:
-        told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
-        raise AttendropError(told) from error
+        why = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
+        raise AttendropError(why) from error
     on_event(Event("finished" if finished is None else "kept", wanted, place, metrics=metrics))
-    add_scores(found, kept, place)
+    # Its card has the scores of the comparison, which are those of other models: it may be trained on their rows.
+    card, told = place / CARD, list[str]()
+    for each in filter(None, (found, found.ood)):
+        for row in (row for row in each.rows if row.label == kept):  # none without a finite score
+            spread = "" if row.std is None else f" ± {score_text(row.std, row.mean)}"
+            of = "one seed" if row.n == 1 else f"{row.n} seeds, mean ± standard deviation"
+            told.append(f"{each.metric} {score_text(row.mean)}{spread} ({of}) on {each.scored_on}")
+    if told and card.exists():
+        text = (
+            f"`{kept}`: {in_markdown('; '.join(told))}. These are scores of the comparison's models, which were "
+            "trained without these rows, and not of this one, which was trained in the end."
+        )
+        write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
     return kept, place, metrics.get("accept")
 
 
@@ -463,19 +478,3 @@ def best_model(
         baseline = None
     changes |= {"accept": config.accept, "seed": config.seed, "output_dir": str(folder / BEST)}
     return RunSpec(dataclasses.replace(own, **changes), baseline, keep_model=True)
-
-
-def add_scores(answer: Answer, label: str, folder: Path) -> None:
-    """Add the comparison's scores to the card of the kept model: of other models, since it may train on their rows."""
-    card, told = folder / CARD, []
-    for found in filter(None, (answer, answer.ood)):
-        for row in (row for row in found.rows if row.label == label):  # none without a finite score
-            spread = "" if row.std is None else f" ± {score_text(row.std, row.mean)}"
-            of = "one seed" if row.n == 1 else f"{row.n} seeds, mean ± standard deviation"
-            told.append(f"{found.metric} {score_text(row.mean)}{spread} ({of}) on {found.scored_on}")
-    if told and card.exists():
-        text = (
-            f"`{label}`: {in_markdown('; '.join(told))}. These are scores of the comparison's models, which were "
-            "trained without these rows, and not of this one, which was trained in the end."
-        )
-        write_text(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))

@@ -12,7 +12,8 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range
 from attendrop.runs.config import PATH, RunConfig, by_content, check_fields, names, option
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.run_specs import BASELINES, CHEAP, COMPARED, REFERENCE, check_number_of_runs, data_sha256
+from attendrop.studies import BASELINES, CHEAP
+from attendrop.studies.executor import COMPARED, REFERENCE, check_number_of_runs, data_sha256
 from attendrop.support.files import MINILM, model_sha256
 
 if TYPE_CHECKING:
@@ -44,17 +45,6 @@ class MethodSetting:
     options: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
 
-    @classmethod
-    def of(cls, method: str | Method | MethodSetting) -> MethodSetting:
-        """Make the setting of a method, or of a name: its defaults; raises AttendropError for anything else."""
-        from attendrop.methods.core.registry import check_method, given_options
-
-        if isinstance(method, MethodSetting):
-            return method
-        if isinstance(method, str):
-            return cls(method)
-        return cls(check_method(method).name, given_options(method.name, method.options()))
-
     def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
         """Return the options of a run with this setting."""
         if self.learning_rate is not None:
@@ -83,12 +73,16 @@ def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | None) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
-    from attendrop.methods.core.registry import build_method, spelled_options
+    from attendrop.methods.core.registry import build_method, check_method, given_options, spelled_options
 
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
     found: list[MethodSetting] = []
     built: list[tuple[Method, float | None]] = []
-    for setting in map(MethodSetting.of, given if isinstance(given, Sequence) else [given]):
+    each: Any
+    for each in given if isinstance(given, Sequence) else [given]:
+        setting = MethodSetting(each) if isinstance(each, str) else each
+        if not isinstance(setting, MethodSetting):
+            setting = MethodSetting(check_method(each).name, given_options(each.name, each.options()))
         method = build_method(setting.method, setting.options)
         setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
         rate = None if method.name == REFERENCE else setting.learning_rate

@@ -1,13 +1,15 @@
-"""Execution of runs: each once, whatever fails, in this process, on worker processes or on a Ray cluster.
+"""Runs that a study or a comparison asks for: each once, whatever fails, here, on worker processes or on a Ray cluster.
 
-The time line of a run: its folder is named by its options and data (:meth:`Runner.folder_of`). If it is finished
-there, it is ``kept``: there is no other record. Else a free worker runs it in that folder, from its last checkpoint. It
-is then ``finished`` or ``failed``, or its process died: it is submitted again, and fails if that happens too often.
+The time line of a run: its folder is named by the hash of its options and data (:meth:`Runner.folder_of`). If it is
+finished there, it is ``kept``: there is no other record. Else a free worker runs it in that folder, from its last
+checkpoint. It is then ``finished`` or ``failed``, or its process died: it is submitted again, and fails if that happens
+too often.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib.util
 import json
 import logging
@@ -26,19 +28,137 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from logging.handlers import BufferingHandler
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Literal
 
 from attendrop.errors import AttendropError, check_count, machine_failure, one_line
+from attendrop.runs.config import DEFAULT_TEST_FRACTION, RunConfig, by_content
 from attendrop.runs.run_folder import METRICS, locked, number_of_processes, read_json, read_metrics
-from attendrop.studies.run_specs import RUNS, Event, RunSpec, data_sha256
 from attendrop.support.files import first_line, model_sha256, write_bytes, write_json, write_text
 from attendrop.wording import counted
+
+RUNS = "runs"
+# What an answer calls a run, beside the entries of its ``metrics.json``.
+LABEL = "label"
+# Files of the answer of a study or a comparison, and the list of the runs from which it can be computed again; in it,
+# the only setting of a comparison is called "".
+REPORTS = ("answer.md", "answer.json", "answer.csv")
+COMPARED = "compared.json"
+# The method that others are compared with by default.
+REFERENCE = "finetune"
+# Begins the label of plain fine-tuning whose texts, unlike those of the other runs, begin with no other columns.
+WITHOUT = f"{REFERENCE} without "
+# File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
+_LONGEST_NAME = 220
+# A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.
+_MOST_RUNS = 10_000
+
+
+def check_number_of_runs(runs: int, owner: str) -> None:
+    """Raise AttendropError if a study or a comparison has more runs than any has time for."""
+    if runs > _MOST_RUNS:
+        raise AttendropError(f"{owner} has {runs:,} runs, above the {_MOST_RUNS:,} that are allowed; divide it.")
+
+
+def with_evaluation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Hold out a quarter of a training file for scoring, if the options of a run name no evaluation data.
+
+    Raises AttendropError if they say that none are to be held out: methods are compared on such.
+    """
+    if not options.get("train_file") or options.get("eval_file") or options.get("test_fraction"):
+        return dict(options)
+    if options.get("test_fraction") == 0:
+        raise AttendropError(
+            "test-fraction 0 sets no rows aside, and methods are compared on such: give an eval-file, or omit it for "
+            f"{DEFAULT_TEST_FRACTION}."
+        )
+    return {**options, "test_fraction": DEFAULT_TEST_FRACTION}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run that is asked for: training with a method, or a ``baseline`` instead of it; ``output_dir`` is ignored.
+
+    An answer calls it by its ``label``; empty: by its method and options.
+    """
+
+    config: RunConfig
+    baseline: str | None = None
+    keep_model: bool = False
+    label: str = ""
+
+    @property
+    def method(self) -> str:
+        """Name of the method or of the baseline."""
+        return self.baseline or self.config.method
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the method; a baseline has none."""
+        return {} if self.baseline else dict(self.config.options)
+
+    def key(self, data_sha256: str = "") -> str:
+        """Hash all options, and the data, see :func:`data_sha256`: SHA-256, in hexadecimal.
+
+        Options that are None are left out, so that a new option of the library changes no older hash; so are, where
+        the data's hash is given, the folders of data, and that of a local model, whose content is in it.
+        """
+        config = self.config.as_dict()
+        del config["output_dir"]
+        if data_sha256:
+            config = by_content(config)
+            if Path(self.config.model).is_dir():
+                config["model"] = Path(self.config.model).name
+        config = {name: value for name, value in config.items() if value is not None}
+        content = {"config": config, "baseline": self.baseline, "keep_model": self.keep_model, "data": data_sha256}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        """Return what distinguishes the run from others in an answer, by the names of ``metrics.json``."""
+        label = {LABEL: self.label} if self.label else {}
+        return {"method": self.method, "options": self.options, "seed": self.config.seed} | label
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a run; the last event is its result.
+
+    Attributes:
+        kind: ``"kept"``: it was finished before.
+        metrics: Of ``"finished"`` and ``"kept"``: the ``metrics.json``.
+        text: Of ``"warning"`` and ``"failed"``.
+        steps, planned_steps: Optimizer steps of ``"progress"``: taken, and planned.
+    """
+
+    kind: Literal["kept", "progress", "warning", "finished", "failed"]
+    spec: RunSpec
+    folder: Path
+    metrics: dict[str, Any] | None = None
+    text: str = ""
+    steps: int = 0
+    planned_steps: int = 0
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """What an answer is made of: the ``metrics.json``, or ``method``, ``options``, ``seed`` and ``error``."""
+        if self.metrics is None:
+            return {**self.spec.described(), "error": self.text}
+        return {**self.metrics, LABEL: self.spec.label} if self.spec.label else self.metrics
+
+
+def data_sha256(config: RunConfig) -> str:
+    """Hash the files of a run's data; not those that are missing, with which the run fails, nor data from the hub."""
+    from attendrop.runs.data import data_files, digest
+
+    digests = [digest(path) for path in data_files(config)]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
 
 LOCAL = "local"
 RAY = "ray:"
@@ -76,21 +196,24 @@ def open_runner(folder: str | Path, *, workers: int | None = None, backend: str 
         )
     if workers is not None:
         check_count("workers", workers, int(backend != LOCAL))
-    runner: Runner
-    if backend.startswith(RAY):
-        runner = RayRunner(Path(folder), backend.removeprefix(RAY), workers)
-    elif backend != LOCAL:
-        raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
-    elif (workers or 0) > (most := max(16, 4 * available_cores())):
+    if (workers or 0) > (most := max(16, 4 * available_cores())) and backend == LOCAL:
         raise AttendropError(
             f"workers={workers} are too many for {counted(available_cores(), 'core')}: each loads PyTorch and a model; "
             f"give at most {most}, or omit it."
         )
-    else:
-        runner = Runner(Path(folder)) if workers == 0 else LocalRunner(Path(folder), workers)
-    with locked(runner.folder), runner:
-        (runner.folder / RUNS).mkdir(exist_ok=True)
-        yield runner
+    if backend != LOCAL and not backend.startswith(RAY):
+        raise AttendropError(f"There is no backend {backend!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
+    folder, runner = Path(folder), Runner(Path(folder))
+    with locked(folder):
+        if backend != LOCAL:
+            runner = RayRunner(folder, backend.removeprefix(RAY), workers)
+        elif workers != 0:
+            runner = LocalRunner(folder, workers)
+        (folder / RUNS).mkdir(exist_ok=True)
+        try:
+            yield runner
+        finally:
+            runner.close()
 
 
 class Runner:
@@ -103,14 +226,8 @@ class Runner:
         self.folder = folder
         self._digests: dict[str, str] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
     def folder_of(self, spec: RunSpec) -> Path:
-        """Find the folder of a run.
+        """Find the folder of a run, such as ``cola-finetune-seed0-1a2b3c4d``; of a long name, the end is kept.
 
         Raises AttendropError if its data or model changed meanwhile, or worker processes do not know its method.
         """
@@ -130,7 +247,9 @@ class Runner:
                 f"The data of {config.train_file or config.task}, or the model '{config.model}', changed meanwhile, so "
                 "earlier runs used other ones. Start again, so that all runs use the same."
             )
-        return self.folder / RUNS / spec.folder_name(digest)
+        data = config.task or Path(config.train_file or "").stem
+        readable = re.sub(r"[^A-Za-z0-9+._-]", "_", f"{data}-{spec.method}-seed{config.seed}")
+        return self.folder / RUNS / f"{readable[-_LONGEST_NAME:]}-{spec.key(digest)[:8]}"
 
     def run(self, specs: Iterable[RunSpec], on_event: OnEvent = lambda event: None) -> list[Event]:
         """Perform runs; one that is finished in its folder is not run again, and of equal ones, one is run.
@@ -218,6 +337,10 @@ class Runner:
 
         forget_results()
 
+    def close(self) -> None:
+        """End all processes."""
+        self.release()
+
 
 def read_failures(folder: Path) -> dict[str, dict[str, str]]:
     """Read ``failed.json`` of a study: ``error`` and ``details`` of each failed run, by the name of its folder."""
@@ -233,7 +356,8 @@ def read_failures(folder: Path) -> dict[str, dict[str, str]]:
 def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
     """Perform a run in this process, from its last checkpoint if there is one; an error is part of the outcome.
 
-    The file ``steps`` has, at most half a second old, the numbers of optimizer steps taken and planned.
+    With a file ``steps``, this process is a worker: the file has, at most half a second old, the numbers of optimizer
+    steps taken and planned, and the outcome the texts of all ``warnings``.
     """
     from transformers import TrainerCallback
 
@@ -251,36 +375,31 @@ def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
                     write_text(steps, f"{state.global_step} {state.max_steps}")
 
     share_results()
-    config = replace(spec.config, output_dir=str(folder))
-    try:
-        if spec.baseline is not None:
-            run_baseline(config, spec.baseline, keep_model=spec.keep_model)
-        else:
-            train(config, resume=True, callbacks=[StepReports()], keep_model=spec.keep_model,
-                  checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)  # fmt: skip
-        return {"metrics": read_metrics(folder)}
-    except AttendropError as error:
-        return {"error": str(error), "details": ""}
-    except Exception as error:  # whatever it is, the next run may succeed
-        lines = str(error).strip().splitlines()
-        text = machine_failure(error) or f"{type(error).__name__}: {lines[0] if lines else ''}"
-        return {"error": one_line(text), "details": traceback.format_exc()}
-    finally:
-        gc.collect()  # trainers refer to themselves
-
-
-def perform_here(spec: RunSpec, folder: Path, steps: Path) -> Outcome:
-    """Perform a run in a worker process, and return the texts of all warnings, too."""
-    texts: list[str] = []
-    handler, logger, show = logging.Handler(logging.WARNING), logging.getLogger("attendrop"), warnings.showwarning
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    warnings.showwarning = lambda message, *_, **__: texts.append(str(message))
-    try:
-        return perform(spec, folder, steps) | {"warnings": texts}
-    finally:
-        logger.removeHandler(handler)
-        warnings.showwarning = show
+    config, outcome = replace(spec.config, output_dir=str(folder)), Outcome()
+    told, logger = BufferingHandler(sys.maxsize), logging.getLogger("attendrop")
+    told.setLevel(logging.WARNING)
+    with ExitStack() as stack:
+        if steps is not None:
+            caught = stack.enter_context(warnings.catch_warnings(record=True))
+            logger.addHandler(told)
+            stack.callback(logger.removeHandler, told)
+        try:
+            if spec.baseline is not None:
+                run_baseline(config, spec.baseline, keep_model=spec.keep_model)
+            else:
+                train(config, resume=True, callbacks=[StepReports()], keep_model=spec.keep_model,
+                      checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)  # fmt: skip
+            outcome["metrics"] = read_metrics(folder)
+        except AttendropError as error:
+            outcome |= {"error": str(error), "details": ""}
+        except Exception as error:  # whatever it is, the next run may succeed
+            lines = str(error).strip().splitlines()
+            text = machine_failure(error) or f"{type(error).__name__}: {lines[0] if lines else ''}"
+            outcome |= {"error": one_line(text), "details": traceback.format_exc()}
+        if steps is not None:
+            outcome["warnings"] = [each.getMessage() for each in told.buffer] + [str(each.message) for each in caught]
+    gc.collect()  # trainers refer to themselves
+    return outcome
 
 
 # Worker processes ----------------------------------------------------------------------------------------------------
@@ -302,27 +421,9 @@ class _Slot:
     """A pool of one process: if it dies, no other one does, and it is known which run it had."""
 
     environment: Mapping[str, str]
-    log: Path  # of its output, whose last line shows why it died
     pool: ProcessPoolExecutor | None = None
     process: BaseProcess | None = None
     future: Future[Outcome] | None = None
-
-    def start(self) -> None:
-        """Start the process with its environment, and without the caller's script.
-
-        multiprocessing would import that script in each process, which fails if it has no main guard.
-        """
-        from accelerate.utils import patch_environment  # type: ignore[import-untyped]
-
-        main, children = sys.modules["__main__"], set(active_children())
-        self.pool = ProcessPoolExecutor(1, _SPAWN, _begin, (self.log,))
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            with patch_environment(**self.environment):
-                self.pool.submit(int)
-        finally:
-            sys.modules["__main__"] = main
-        (self.process,) = set(active_children()) - children
 
     def end(self) -> int:
         """Kill the process, and return its exit code."""
@@ -352,21 +453,29 @@ class LocalRunner(Runner):
         cores, found = available_cores(), torch.cuda.device_count()
         gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(found)))).split(",")[:found]
         self.count = count or len(gpus) or min(cores, MOST_WORKERS)
-        self._logs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         threads = threads_of_worker(max(1, cores // self.count))
-        self.slots = []
-        for i in range(self.count):
-            gpu = {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}
-            self.slots.append(_Slot(threads | gpu, Path(self._logs.name, str(i))))
+        devices = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] or [{}]
+        self.slots = [_Slot(threads | devices[place % len(devices)]) for place in range(self.count)]
 
     def submit(self, spec: RunSpec, folder: Path, steps: Path) -> Future[Outcome]:
         """Start a run on an idle process."""
+        from accelerate.utils import patch_environment  # type: ignore[import-untyped]
+
         slot = next(slot for slot in self.slots if slot.future is None)
         if slot.process is None or not slot.process.is_alive():
             slot.end()
-            slot.start()
+            main, children = sys.modules["__main__"], set(active_children())
+            slot.pool = ProcessPoolExecutor(1, _SPAWN, _begin)
+            # multiprocessing would import the caller's script in each process, which fails if it has no main guard.
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                with patch_environment(**slot.environment):
+                    slot.pool.submit(int)
+            finally:
+                sys.modules["__main__"] = main
+            (slot.process,) = set(active_children()) - children
         assert slot.pool is not None
-        slot.future = slot.pool.submit(perform_here, spec, folder, steps)
+        slot.future = slot.pool.submit(perform, spec, folder, steps)
         return slot.future
 
     def outcome(self, future: Future[Outcome]) -> Outcome:
@@ -378,8 +487,7 @@ class LocalRunner(Runner):
         except BrokenProcessPool:
             code = slot.end()
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            said = slot.log.read_text(encoding="utf-8", errors="replace").strip() if slot.log.exists() else ""
-            return {"lost": f"The worker process {how}{f': {said.splitlines()[-1]}' if said else ''}."}
+            return {"lost": f"The worker process {how}."}
         if outcome.get("details"):
             slot.end()
         return outcome
@@ -390,7 +498,7 @@ class LocalRunner(Runner):
             slot.end()
 
 
-def _begin(log: Path) -> None:
+def _begin() -> None:
     def end_with_parent() -> None:
         parent = parent_process()
         assert parent is not None
@@ -399,9 +507,9 @@ def _begin(log: Path) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     threading.Thread(target=end_with_parent, daemon=True).start()
-    with log.open("wb") as file:
+    with open(os.devnull, "wb") as nothing:
         for number in (1, 2):  # standard output and error, which may be closed
-            os.dup2(file.fileno(), number)
+            os.dup2(nothing.fileno(), number)
     import datasets
     import transformers
     from tqdm import tqdm  # type: ignore[import-untyped]
@@ -418,12 +526,9 @@ def _begin(log: Path) -> None:
 class RayRunner(Runner):
     """Tasks on a Ray cluster, which are killed at the end.
 
-    Ray chooses the machine of a task, keeps its process for the next one, and starts a new one for each task on a GPU.
     attendrop, the data and the model must be on all machines, under the same paths. A run whose machine is lost is run
     again on another: from its last checkpoint, if the machines share a disk. If they do not, the files of finished runs
-    are sent to this machine.
-
-    The address of the cluster may be ``"auto"`` for a running one that Ray finds, or ``"local"`` to start one here.
+    are sent to this machine. The address may be ``"auto"`` for a cluster that Ray finds, or ``"local"`` to start one.
 
     Raises:
         AttendropError: Ray is not installed, the address is none, or there is no such cluster.
@@ -437,32 +542,29 @@ class RayRunner(Runner):
             raise AttendropError(f"--ray {address!r} is no address of a cluster; write HOST:PORT, 'auto' or 'local'.")
         if importlib.util.find_spec("ray") is None:
             raise AttendropError("--ray needs the package ray; run `pip install 'attendrop[ray]'`.")
-        self.address, self.count = address, count or 0
-        self._tasks: dict[Future[Outcome], tuple[Any, Path]] = {}
-
-    def __enter__(self) -> Self:
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray's messages, which it prints to stdout
         import ray
 
+        self._tasks: dict[Future[Outcome], tuple[Any, Path]] = {}
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        what = f"There is no Ray cluster at {self.address!r}"
-        if self.address == "local":
+        what = f"There is no Ray cluster at {address!r}"
+        if address == "local":
             what = "No Ray cluster can be started here"
             options |= {"num_cpus": available_cores(), "include_dashboard": False}
         try:
-            if ":" in self.address:  # Ray itself would try for many minutes
-                host, _, port = self.address.rpartition(":")
+            if ":" in address:  # Ray itself would try for many minutes
+                host, _, port = address.rpartition(":")
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_CONNECT).close()
-            ray.init(self.address, **options)
-            self.count, share = share_of_run([each["Resources"] for each in ray.nodes() if each["Alive"]], self.count)
+            ray.init(address, **options)
+            self.count, share = share_of_run([each["Resources"] for each in ray.nodes() if each["Alive"]], count or 0)
         except (OSError, ValueError, RuntimeError) as error:
             raise AttendropError(f"{what} ({first_line(error)}).") from error
         threads = threads_of_worker(max(1, int(share["num_cpus"])))
         # The caller decides what happens to a lost run, so Ray does not try again.
         self._task = ray.remote(max_retries=0, runtime_env={"env_vars": threads}, **share)(run_on_machine)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Cancel what runs, and leave the cluster."""
         import ray
 
         for task, _folder in self._tasks.values():
@@ -495,9 +597,6 @@ class RayRunner(Runner):
             write_bytes(folder / name, files[name])
         return outcome
 
-    def release(self) -> None:
-        """Do nothing: Ray ends the processes that it does not need."""
-
 
 def share_of_run(machines: Sequence[Mapping[str, float]], asked: int = 0) -> tuple[int, dict[str, float]]:
     """Divide machines with numbers of ``"CPU"`` and ``"GPU"`` among runs; returns their number, and what each gets.
@@ -524,9 +623,9 @@ def run_on_machine(spec: RunSpec, folder: Path, steps: Path, current: str) -> Ou
     with suppress(OSError):
         os.chdir(current)
     if folder.parent.exists():
-        return perform_here(spec, folder, steps)
+        return perform(spec, folder, steps)
     with tempfile.TemporaryDirectory(prefix="attendrop-", ignore_cleanup_errors=True) as name:
         place = Path(name, folder.name)
-        outcome = perform_here(spec, place, steps)
+        outcome = perform(spec, place, steps)
         found = [path for path in place.rglob("*") if path.is_file()] if "metrics" in outcome else []
         return outcome | {"files": {str(path.relative_to(place)): path.read_bytes() for path in found}}

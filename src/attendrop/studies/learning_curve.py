@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 from scipy import stats
 
-from attendrop.studies.answer import Answer
-from attendrop.studies.method_rows import has_score, method_label
-from attendrop.studies.run_specs import REFERENCE, Event, RunSpec
+from attendrop.studies.answer import BASELINES_IN_WORDS, Answer, ends, has_score, method_label, name, signed
+from attendrop.studies.executor import REFERENCE, Event, RunSpec
 from attendrop.studies.statistics import Array, CrossedMean, Estimate, paired_difference
-from attendrop.studies.verdict import BASELINES_IN_WORDS, ends, name, signed
-from attendrop.support.files import finite
 from attendrop.tasks.metrics import RowScores
 
 # File of a comparison's folder that keeps its curves.
@@ -68,18 +65,11 @@ class LearningCurve:
             return f"What twice as many rows would give {model} is not known: {span}."
         return f"{rows} would give {model} about {signed(gain.value)} {ends(gain)} {self.metric} (90 % interval)."
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        gains = {str(factor): asdict(gain) for factor, gain in self.gains.items()}
-        found: dict[str, Any] = finite(asdict(self) | {"gains": gains, "sentence": self.sentence})
-        return found
-
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
+        """Read what ``asdict`` returned, in JSON."""
         gains = {int(factor): Estimate(**gain) for factor, gain in found["gains"].items()}
-        sizes, scores = tuple(found["sizes"]), tuple(found["scores"])
-        return cls(found["label"], found["metric"], sizes, scores, gains, found["why_not"])
+        return cls(**{**found, "sizes": tuple(found["sizes"]), "scores": tuple(found["scores"]), "gains": gains})
 
 
 def learning_curves(
@@ -90,9 +80,9 @@ def learning_curves(
     If a baseline is recommended, the best fine-tuned model stands beside it.
     """
     verdict, own = found.verdict, {method_label(each.run): each for each in results if each.metrics is not None}
-    wanted = (verdict.use, verdict.baseline, verdict.candidate, REFERENCE)
+    wanted = [row and row.label for row in (verdict.use, verdict.base, verdict.candidate)]
     curves = []
-    for label in [each for each in dict.fromkeys(wanted) if each in own][:MODELS]:
+    for label in [each for each in dict.fromkeys([*wanted, REFERENCE]) if each in own][:MODELS]:
         spec, metrics = own[label].spec, own[label].metrics or {}
         # What the data decided for all rows holds for fewer, too.
         fewer = {} if spec.baseline else {"options": metrics["options"]}

@@ -10,9 +10,9 @@ import logging
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from datasets import Dataset
@@ -22,19 +22,17 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prediction_passes import frozen_features
+from attendrop.studies import FROZEN
+from attendrop.studies.answer import MethodRow, ends, number, p_text, signed
 from attendrop.studies.baselines import defined_for
-from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.run_specs import FROZEN
 from attendrop.studies.statistics import ALPHA, Estimate, holm
-from attendrop.studies.verdict import ends, number, p_text, signed
-from attendrop.support.files import finite
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
 from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, document_means, of_documents
 from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import fit_logistic_regression, stratified_parts
-from attendrop.wording import aligned, counted, in_markdown, markdown_table
+from attendrop.wording import counted
 
 # File of a comparison's folder that keeps a screening.
 ENCODERS = "encoders.json"
@@ -44,29 +42,15 @@ FOLDS, REPEATS = 5, 3
 logger = logging.getLogger(__name__)
 
 
-class PublishedEncoder(NamedTuple):
-    """Encoder of English texts of the hub, which needs no code of its own.
-
-    Attributes:
-        parameters: In millions, as its card says.
-        banking77: Accuracy on Banking77 of a logistic regression on its frozen features of eight rows a class, mean of
-            ten draws: ``Banking77Classification`` of MTEB (Muennighoff et al., 2023), from its results.
-    """
-
-    model: str
-    parameters: int
-    license: str
-    banking77: float
-
-
-# What ``auto`` stands for, by size.
+# What ``auto`` stands for, by size: encoders of English texts that need no code of their own. Their licences, and the
+# published figures by which they were chosen, are in docs/compare.md.
 PUBLISHED = (
-    PublishedEncoder("minilm", 23, "Apache-2.0", 0.800),
-    PublishedEncoder("thenlper/gte-small", 33, "MIT", 0.841),
-    PublishedEncoder("BAAI/bge-small-en-v1.5", 33, "MIT", 0.857),
-    PublishedEncoder("sentence-transformers/all-mpnet-base-v2", 109, "Apache-2.0", 0.817),
-    PublishedEncoder("BAAI/bge-base-en-v1.5", 109, "MIT", 0.870),
-    PublishedEncoder("Alibaba-NLP/gte-modernbert-base", 149, "Apache-2.0", 0.862),
+    "minilm",
+    "thenlper/gte-small",
+    "BAAI/bge-small-en-v1.5",
+    "sentence-transformers/all-mpnet-base-v2",
+    "BAAI/bge-base-en-v1.5",
+    "Alibaba-NLP/gte-modernbert-base",
 )
 
 
@@ -86,11 +70,6 @@ class ScreenedEncoder:
     seconds: float
     difference: Estimate | None = None
     p_holm: float | None = None
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether it is shown to be behind the best."""
-        return self.p_holm is not None and self.p_holm <= ALPHA
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,8 @@ class Screening:
     @property
     def chosen(self) -> ScreenedEncoder:
         """The encoder that methods are compared on."""
-        return min((each for each in self.encoders if not each.is_behind), key=lambda each: each.parameters)
+        good = [each for each in self.encoders if each.p_holm is None or each.p_holm > ALPHA]
+        return min(good, key=lambda each: each.parameters)
 
     @property
     def sentences(self) -> list[str]:
@@ -122,27 +102,27 @@ class Screening:
         others = [each for each in self.encoders if each is not chosen]
         smaller = [each for each in others if each.parameters < chosen.parameters]
         name = Path(chosen.model).name
+
+        def lead(other: ScreenedEncoder) -> str:
+            assert other.difference is not None
+            low, value, high = -other.difference.high, -other.difference.value, -other.difference.low
+            names = f"{Path(best.model).name} minus {Path(other.model).name}"
+            return f"({names}: {self.metric} {signed(value)} {ends(Estimate(value, low, high))})"
+
         if not others:
             reason = "it is the only one that could be loaded" if self.left_out else "no other is given"
         elif chosen is not best:
-            lead = f"{Path(best.model).name} minus {name}: {self.metric} {self.lead(chosen)}"
-            reason = f"the best one is not shown to be ahead of it ({lead}), and none as good is smaller"
+            reason = f"the best one is not shown to be ahead of it {lead(chosen)}, and none as good is smaller"
         elif smaller:
-            closest = max(smaller, key=lambda each: each.score)
-            lead = f"{name} minus {Path(closest.model).name}: {self.metric} {self.lead(closest)}"
-            reason = f"it is shown to be ahead of all that are smaller ({lead})"
+            reason = (
+                f"it is shown to be ahead of all that are smaller {lead(max(smaller, key=lambda each: each.score))}"
+            )
         else:
             reason = "it has the best score, and none is smaller"
         told = [f"Encoder: {name}. Frozen, with a linear model, on the {self.rows} training rows, {reason}."]
         if self.left_out:
             told.append(f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}.")
         return told
-
-    def lead(self, other: ScreenedEncoder) -> str:
-        """Format the lead of the best encoder over another, with its 95 % interval."""
-        assert other.difference is not None
-        found = other.difference
-        return f"{signed(-found.value)} {ends(Estimate(-found.value, -found.high, -found.low))}"
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the header and the rows of a table, as texts."""
@@ -161,34 +141,12 @@ class Screening:
         """What the table is."""
         return f"{self.metric} of frozen encoders on training rows, {FOLDS} folds, {REPEATS} times:"
 
-    def lines(self) -> list[str]:
-        """Return the choice and the table for a console."""
-        return [*self.sentences, self.title, *aligned(self.table())]
-
-    def markdown(self) -> str:
-        """Return the choice and the table as Markdown."""
-        header, *rows = ([*map(in_markdown, row)] for row in self.table())
-        words = in_markdown(" ".join(self.sentences))
-        return f"\n{words}\n\n{in_markdown(self.title)}\n\n{markdown_table(header, rows)}\n"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values; an infinite end of an interval is None."""
-        found: dict[str, Any] = finite(asdict(self) | {"chosen": self.chosen.model, "sentences": self.sentences})
-        return found
-
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Read what :meth:`as_dict` returned."""
-
-        def estimate(ends: Mapping[str, float | None] | None) -> Estimate | None:
-            low, high = (-np.inf, np.inf) if ends is None else (ends["low"], ends["high"])
-            low, high = -np.inf if low is None else low, np.inf if high is None else high
-            return None if ends is None else Estimate(float(ends["value"] or 0), low, high)
-
-        encoders = (
-            ScreenedEncoder(**each | {"difference": estimate(each["difference"])}) for each in found["encoders"]
-        )
-        return cls(found["metric"], found["rows"], tuple(encoders), tuple(found["left_out"]))
+        """Read what ``asdict`` returned, in JSON."""
+        encoders = [each | {"difference": (of := each["difference"]) and Estimate(**of)} for each in found["encoders"]]
+        every = tuple(ScreenedEncoder(**each) for each in encoders)
+        return cls(found["metric"], found["rows"], every, tuple(found["left_out"]))
 
 
 def screen(config: RunConfig, models: Sequence[str]) -> Screening:
@@ -208,12 +166,11 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
             f"Encoders are chosen by a linear model, which {task.type.kind} tasks do not have; omit models, and name "
             "one by model."
         )
-    real, rows, scored, left_out = found.real.train, found.train, dict[str, tuple[MethodRow, int, float]](), []
+    real, rows, scored, left_out = found.real.train, found.train, list[tuple[MethodRow, ScreenedEncoder]](), []
     groups = np.array(groups_of(real, task))
     if groups.max(initial=0) == 0:
         raise AttendropError(f"{counted(len(real), 'row')} of one text or group cannot be held out; omit models.")
-    published = [each.model for each in PUBLISHED]
-    for name in dict.fromkeys(each for given in models for each in (published if given == AUTO else [given])):
+    for name in dict.fromkeys(each for given in models for each in (PUBLISHED if given == AUTO else [given])):
         try:
             encoder, tokenizer = load_for(name, task)[:2]
         except AttendropError:
@@ -228,21 +185,18 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
         logger.info("%s: %.2g seconds for 1,000 rows.", name, seconds)
         balanced = config.class_weights is not None
         row = cross_validated(name, task, real, document_means(features, encoded), encoded, groups, balanced=balanced)
-        scored[name] = row, sum(each.numel() for each in encoder.base_model.parameters()), seconds
+        parameters = sum(each.numel() for each in encoder.base_model.parameters())
+        scored.append((row, ScreenedEncoder(name, parameters, row.mean, seconds)))
     if not scored:
         raise AttendropError("None of the encoders of models=auto can be loaded here; name folders by models.")
-    best, *others = sorted(scored, key=lambda name: (-scored[name][0].mean, scored[name][1]))
-    leads = {name: scored[name][0].versus(scored[best][0]) for name in others}
-    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads.values()])
-    p_holm = dict(zip(others, p_values, strict=True))
-    encoders = tuple(
-        ScreenedEncoder(
-            *(name, scored[name][1], scored[name][0].mean, scored[name][2]),
-            *(lead.mean if (lead := leads.get(name)) else None, p_holm.get(name)),
-        )
-        for name in (best, *others)
-    )
-    return Screening(task.metric, len(real), encoders, tuple(left_out))
+    scored.sort(key=lambda each: (-each[1].score, each[1].parameters))
+    (best, first), *others = scored
+    leads = [row.versus(best) for row, _ in others]
+    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads])
+    ranked = [first]
+    for (_, each), lead, p in zip(others, leads, p_values, strict=True):
+        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p))
+    return Screening(task.metric, len(real), tuple(ranked), tuple(left_out))
 
 
 def cross_validated(

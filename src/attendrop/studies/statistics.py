@@ -34,13 +34,9 @@ class Estimate:
     low: float
     high: float
 
-    def ends(self, name: str) -> dict[str, float | None]:
-        """Return the ends as JSON values; None for one that is infinite, or not known."""
-        return {f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
-
     def as_dict(self, name: str) -> dict[str, float | None]:
         """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
-        return {name: finite(self.value), **self.ends(name)}
+        return {name: finite(self.value), f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
 
 
 @dataclass(frozen=True)
@@ -132,20 +128,10 @@ class PairedDifference:
         return len(self.values)
 
     @property
-    def known(self) -> Estimate:
-        """The mean with its interval over seeds and rows, or over seeds only where rows are not known."""
-        return self.seeds_only if self.p_value is None else self.mean
-
-    @property
     def ahead(self) -> float:
         """Fraction of seeds in which the first is ahead, ties counted half."""
         values = np.asarray(self.values)
         return float(np.mean(values > ROUNDING) + np.mean(np.abs(values) <= ROUNDING) / 2)
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether the scores of all seeds are equal."""
-        return all(abs(value) <= ROUNDING for value in self.values)
 
 
 def paired_difference(

@@ -1,26 +1,6 @@
 """Studies: a grid of data, models, methods and seeds from a YAML file; its runs, compared in each setting and over all.
 
-```yaml
-data:                       # tasks by name, or options of a run; a list is a grid
-  - cola
-  - {task: mrpc, max_train_samples: [256, 1000]}
-  - {name: tickets, train_file: train.csv, eval_file: test.csv, text_columns: text, label_column: label, shots: 5}
-  - {task: rte, methods: [finetune, METHOD]}      # in place of the methods below
-models: [minilm]            # default: minilm
-methods:                    # names, or a name with options; a list is a grid
-  - finetune
-  - {name: METHOD, options: {p: [0.1, 0.3], q: 0.3}}
-  - {name: METHOD, label: OWN NAME, options: {p: 0.5}}   # its name in tables; default: the method and these options
-baselines: [majority, frozen]   # default: none
-seeds: 5                    # seeds 0 to 4, or a list
-run:                        # further options of all runs, by the names of the command line; a list is a grid
-  max_steps: 240
-  learning_rate: [1e-4, 3e-4]
-reference: finetune         # the method that the others are compared with
-```
-
-A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``. Paths may name
-environment variables, ``$ATTENDROP_DATA/tickets.csv``, and begin with ``~``.
+docs/studies.md has the format of the file.
 """
 
 from __future__ import annotations
@@ -30,27 +10,29 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, convert_option, read_yaml
 from attendrop.runs.run_folder import LOCK, check_writable, read_json
-from attendrop.studies.executor import LOCAL, OnEvent, open_runner
-from attendrop.studies.run_specs import (
-    BASELINES,
+from attendrop.studies import BASELINES
+from attendrop.studies.executor import (
     COMPARED,
     LABEL,
+    LOCAL,
     REFERENCE,
     REPORTS,
     RUNS,
     Event,
+    OnEvent,
     RunSpec,
     check_number_of_runs,
+    open_runner,
     with_evaluation,
 )
 from attendrop.support.files import write_json, write_text
@@ -59,8 +41,7 @@ from attendrop.tasks.table import with_files
 from attendrop.wording import csv_of_records, in_markdown, markdown_table
 
 if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
-    from attendrop.studies.answer import Answer
-    from attendrop.studies.method_rows import MethodRow
+    from attendrop.studies.answer import Answer, MethodRow
     from attendrop.studies.statistics import PairedDifference
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
@@ -75,55 +56,28 @@ _EXAMPLES = {
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
 _LISTS = ("text_columns", "with_columns")  # whose lists are no grids
+_Method = tuple[str, dict[str, Any], str]
 _PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Runs of a study that are compared: they differ in method and seed only; with a name such as "mrpc, shots=5"."""
-
-    name: str
-    specs: tuple[RunSpec, ...]
-
-
-@dataclass(frozen=True)
 class Study:
-    """A study: its settings, and the method that the others are compared with."""
+    """A study: the runs of its settings, by names such as "mrpc, shots=5", and the method to compare with.
 
-    settings: tuple[Setting, ...]
+    The runs of a setting differ in method and seed only.
+    """
+
+    settings: Mapping[str, Sequence[RunSpec]]
     reference: str = REFERENCE
 
     @property
     def specs(self) -> list[RunSpec]:
         """All different runs, seed by seed: a study that was stopped has complete comparisons of its first seeds."""
-        specs = {spec.key(): spec for setting in self.settings for spec in setting.specs}
+        specs = {spec.key(): spec for own in self.settings.values() for spec in own}
         return sorted(specs.values(), key=lambda spec: spec.config.seed)
 
 
 # The file ------------------------------------------------------------------------------------------------------------
-
-
-class _Method(NamedTuple):
-    """A method of a file, with options and the label that the file gives; empty: none."""
-
-    name: str
-    options: dict[str, Any]
-    own_label: str
-
-    @property
-    def label(self) -> str:
-        from attendrop.methods.core.registry import labelled_method
-
-        return self.own_label or labelled_method(self.name, self.options)
-
-
-class _Point(NamedTuple):
-    """A setting of a file: the options of its runs, its methods, and its baselines."""
-
-    name: str
-    options: dict[str, Any]
-    methods: list[_Method]
-    baselines: list[str]
 
 
 def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = None) -> Study:
@@ -145,25 +99,64 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
     else:
         check_number_of_runs(seeds, reader.named)
         seeds = range(seeds)
-    points = reader.points(content)
-    check_number_of_runs(len(seeds) * sum(len(each.methods) + len(each.baselines) for each in points), reader.named)
-    names = [each.name for each in points]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise reader.error(f"has two data named {twice!r}; give each a 'name'.")
+    models = _listed(content.get("models") or "minilm")
+    if wrong := next((name for name in models if not isinstance(name, str)), None):
+        raise reader.error(f"has a model that is not a name: {wrong!r}.")
+    # The settings: each point of the grids of data and of options of all runs, by name.
+    points: dict[str, tuple[dict[str, Any], list[_Method], list[str]]] = {}
+    shared = {"model": reader.option("model", models)} | reader.run_options("run", content.get("run") or {})
+    for entry in _listed(content["data"]):
+        given = {"task": entry} if isinstance(entry, str) else reader.mapping("data", entry)
+        name = " ".join(str(given.pop("name", None) or "").split())
+        methods = reader.methods(given.pop("methods", content["methods"]))
+        baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
+        for baseline in baselines:
+            check_choice("baseline", baseline, BASELINES)
+        for options, varied in reader.grid(shared | reader.run_options("data", given)):
+            source = "task" if "task" in options else "train_file"
+            if not name:
+                varied.pop(source, None)
+            named = ", ".join([name or Path(options.get(source, "files")).stem, *varied.values()])
+            if named in points:
+                raise reader.error(f"has two data named {named!r}; give each a 'name'.")
+            points[named] = options, methods, baselines
+    runs = len(seeds) * sum(len(methods) + len(baselines) for _, methods, baselines in points.values())
+    check_number_of_runs(runs, reader.named)
     plain: dict[str, Any] = {"method": REFERENCE, "output_dir": ""}
-    configs = [RunConfig(**with_evaluation(each.options), **plain, on_data=on_data) for each in points]
-    settings = tuple(
-        reader.setting(point, config, dict.fromkeys(seeds)) for point, config in zip(points, configs, strict=True)
-    )
-    labels = {method.label: method.name for point in points for method in point.methods}
-    own = [label for label, name in labels.items() if name == REFERENCE]
-    default = own[0] if len(own) == 1 else REFERENCE  # by what the file calls it
+    configs = [RunConfig(**with_evaluation(options), **plain, on_data=on_data) for options, *_ in points.values()]
+
+    from attendrop.methods.core.registry import labelled_method
+
+    # The runs of each setting; methods that are written otherwise, such as with 1 and 1.0, are one.
+    settings, labels = dict[str, Sequence[RunSpec]](), dict[str, str]()
+    for (name, (_, methods, baselines)), config in zip(points.items(), configs, strict=True):
+        specs: dict[str, RunSpec] = {}
+        for seed in dict.fromkeys(seeds):
+            called: dict[str, RunSpec] = {}
+            for method, options, own_label in methods:
+                label = own_label or labelled_method(method, options)
+                labels[label] = method
+                own = replace(config, method=method, options=options, seed=seed)
+                spec = RunSpec(own, label=own_label)
+                same = called.setdefault(label, spec)
+                if same.config.regularizer != own.regularizer or label in baselines:
+                    raise reader.error(f"has two methods with the label {label!r}; change one.")
+                other = specs.setdefault(spec.key(), spec) if same is spec else spec
+                if other.label != spec.label:
+                    twice = f"'{other.label or other.method}' and '{spec.label or spec.method}'"
+                    raise reader.error(f"has {method} twice with the same options, as {twice}; omit one.")
+            for baseline in baselines:
+                spec = RunSpec(replace(config, seed=seed), baseline)
+                specs[spec.key()] = spec
+        settings[name] = list(specs.values())
+    calls = [label for label, method in labels.items() if method == REFERENCE]
+    default = calls[0] if len(calls) == 1 else REFERENCE  # by what the file calls it
     reference = content.get("reference", default)
     if "reference" in content and (not isinstance(reference, str) or reference not in labels):
         told = suggestion(str(reference), tuple(labels))
         raise reader.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
-    if len(own) > 1 and reference in (REFERENCE, *own):  # the settings of one would be compared with nothing
-        raise reader.error(f"calls {REFERENCE} {own[0]!r} and {own[1]!r}; give it one label, as the reference.")
+    if len(calls) > 1 and reference in (REFERENCE, *calls):  # the settings of one would be compared with nothing
+        raise reader.error(f"calls {REFERENCE} {calls[0]!r} and {calls[1]!r}; give it one label, as the reference.")
     return Study(settings, reference)
 
 
@@ -187,29 +180,9 @@ class _Reader:
             raise self.error(f"has an unknown key {unknown!r} in {where}.{suggestion(unknown, known)}")
         return found
 
-    def points(self, content: Mapping[str, Any]) -> list[_Point]:
-        """Read the settings: each point of the grids of data and of options of all runs."""
-        models = _listed(content.get("models") or "minilm")
-        if wrong := next((name for name in models if not isinstance(name, str)), None):
-            raise self.error(f"has a model that is not a name: {wrong!r}.")
-        shared = {"model": self.option("model", models)}
-        shared |= {n: self.option(n, v) for n, v in self.mapping("run", content.get("run") or {}, _OF_RUN).items()}
-        points = []
-        for entry in _listed(content["data"]):
-            given = {"task": entry} if isinstance(entry, str) else self.mapping("data", entry)
-            name = " ".join(str(given.pop("name", None) or "").split())
-            methods = self.methods(given.pop("methods", content["methods"]))
-            baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
-            for baseline in baselines:
-                check_choice("baseline", baseline, BASELINES)
-            own = {n: self.option(n, v) for n, v in self.mapping("data", given, _OF_RUN).items()}
-            for options, varied in self.grid(shared | own):
-                source = "task" if "task" in options else "train_file"
-                if not name:
-                    varied.pop(source, None)
-                named = name or Path(options.get(source, "files")).stem
-                points.append(_Point(", ".join([named, *varied.values()]), options, methods, baselines))
-        return points
+    def run_options(self, where: str, given: Any) -> dict[str, Any]:
+        """Read options of runs by the names of the command line, or lists of their values."""
+        return {name: self.option(name, value) for name, value in self.mapping(where, given, _OF_RUN).items()}
 
     def option(self, name: str, value: Any) -> Any:
         """Convert an option of a run, or a list of its values; replace variables in paths, then ``~``."""
@@ -227,7 +200,7 @@ class _Reader:
         return with_files(expanded, lambda file: str(file.absolute()))
 
     def methods(self, entries: Any) -> list[_Method]:
-        """Read methods, each with each point of the grid of its options."""
+        """Read methods, each with each point of the grid of its options, and the label that the file gives, if any."""
         if not entries:
             raise self.error("has no methods.")
         found = []
@@ -241,7 +214,7 @@ class _Reader:
                 raise self.error(f"has a label that is not text: {label!r}; quote it.")
             label = " ".join(label.split())  # tables have a line for each method
             for options, varied in self.grid(self.mapping("options", given.get("options") or {})):
-                found.append(_Method(name, options, " ".join([label, *varied.values()]) if label else ""))
+                found.append((name, options, " ".join([label, *varied.values()]) if label else ""))
         return found
 
     def grid(self, options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
@@ -253,26 +226,6 @@ class _Reader:
         for point in product(*values.values()):
             found = dict(zip(values, point, strict=True))
             yield found, {name: f"{name}={str(found[name]).replace(here, '')}" for name in varied}
-
-    def setting(self, point: _Point, config: RunConfig, seeds: Iterable[int]) -> Setting:
-        """Make the runs of a setting; methods that are written otherwise, such as with 1 and 1.0, are one."""
-        specs: dict[str, RunSpec] = {}
-        for seed in seeds:
-            called: dict[str, RunSpec] = {}
-            for method in point.methods:
-                own = replace(config, method=method.name, options=method.options, seed=seed)
-                spec = RunSpec(own, label=method.own_label)
-                same = called.setdefault(method.label, spec)
-                if same.config.regularizer != own.regularizer or method.label in point.baselines:
-                    raise self.error(f"has two methods with the label {method.label!r}; change one.")
-                other = specs.setdefault(spec.key(), spec) if same is spec else spec
-                if other.label != spec.label:
-                    names = f"'{other.label or other.method}' and '{spec.label or spec.method}'"
-                    raise self.error(f"has {method.name} twice with the same options, as {names}; omit one.")
-            for baseline in point.baselines:
-                spec = RunSpec(replace(config, seed=seed), baseline)
-                specs[spec.key()] = spec
-        return Setting(point.name, tuple(specs.values()))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -301,11 +254,11 @@ def run_study(
     """
     folder = Path(folder)
     check_study_folder(folder, file=file)
-    runs = [(each.name, spec) for each in study.settings for spec in each.specs]
+    runs = [(name, spec) for name, specs in study.settings.items() for spec in specs]
     runs.sort(key=lambda run: run[1].config.seed)
     with open_runner(folder, workers=workers, backend=backend) as runner:
         results = runner.run([spec for _, spec in runs], on_event)
-    of_settings: dict[str, list[Event]] = {each.name: [] for each in study.settings}
+    of_settings: dict[str, list[Event]] = {name: [] for name in study.settings}
     for (name, _), result in zip(runs, results, strict=True):
         of_settings[name].append(result)
     report = make_report(of_settings, study.reference)
@@ -323,7 +276,7 @@ def write_compared(
 
     For each run, by the name of its folder: its label and its seed, which a failed one does not tell itself.
     """
-    from attendrop.studies.method_rows import method_label
+    from attendrop.studies.answer import method_label
 
     runs = {
         name: {each.folder.name: {LABEL: method_label(each.run), "seed": each.spec.config.seed} for each in results}
@@ -389,14 +342,6 @@ class OverallRow:
     p_values: Mapping[str, float]
     mean: PairedDifference | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row as JSON values; an infinite end of an interval is None."""
-        found = self.mean
-        record = {"label": self.label, "p_holm": dict(self.p_values), "seeds": found.n if found else 0}
-        if found is None:
-            return record
-        return record | found.mean.as_dict("difference") | {"differences": list(found.values), "p": found.p_value}
-
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -414,9 +359,16 @@ class StudyReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
+        overall = []
+        for row in self.overall:
+            found = row.mean
+            overall.append({"label": row.label, "p_holm": dict(row.p_values), "seeds": found.n if found else 0})
+            if found is not None:
+                overall[-1] |= found.mean.as_dict("difference")
+                overall[-1] |= {"differences": list(found.values), "p": found.p_value}
         return {
             "settings": {name: found.as_dict() for name, found in self.answers.items()},
-            "overall": [row.as_dict() for row in self.overall],
+            "overall": overall,
             "failed": [{"folder": str(result.folder), **result.run} for result in self.failed],
         }
 
@@ -441,8 +393,7 @@ class StudyReport:
 
     def overall_table(self) -> list[str]:
         """Return the table over all settings as Markdown; nothing for a single one."""
-        from attendrop.studies.answer import DIFFERENCE, SEEDS_ONLY
-        from attendrop.studies.verdict import ends, interval, p_text
+        from attendrop.studies.answer import DIFFERENCE, SEEDS_ONLY, ends, interval, p_text
 
         digits = max((found.decimals for found in self.answers.values()), default=0)
         header = ("method", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
@@ -462,12 +413,8 @@ def make_report(results: Mapping[str, Sequence[Event]], reference: str) -> Study
     """Compare the methods in each setting and over all of them, given the results of each setting."""
     from attendrop.studies.answer import answer
 
-    answers = {}
-    for name, found in results.items():
-        metrics = [result.run for result in found if result.metrics is not None]
-        failed = [result.run for result in found if result.metrics is None]
-        if metrics:
-            answers[name] = answer(metrics, reference, failed=failed)
+    finished = {name: found for name, found in results.items() if any(each.metrics for each in found)}
+    answers = {name: answer([each.run for each in found], reference) for name, found in finished.items()}
     failures = {result.folder: result for found in results.values() for result in found if result.metrics is None}
     overall = overall_rows(answers) if len(results) > 1 else ()
     return StudyReport(answers, overall, tuple(failures.values()))
