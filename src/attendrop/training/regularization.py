@@ -428,10 +428,14 @@ class Regularization:
             "metrics": dict(self._metrics),
         }
 
+    def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state of the method, tensors and plain values: that of all processes, and that of this one."""
+        return self.method_state.state_dict(), self.method_state.rank_state_dict()
+
     def load_state_dict(
         self, state: Mapping[str, Any], method_state: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
     ) -> None:
-        """Restore a :meth:`state_dict` and the two dictionaries of the method's state."""
+        """Restore a :meth:`state_dict` and the two of :meth:`method_state_dicts`."""
         self.training = dataclasses.replace(self.training, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]
