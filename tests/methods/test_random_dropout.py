@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import ExitStack
 from typing import Any
 
@@ -99,9 +100,18 @@ def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end
 CONSTANT = DropHead(p_start=0.5, schedule="constant")
 
 
-def test_the_v() -> None:
-    method = DropHead(p_start=0.4, p_end=0.2, turn=0.2)
-    assert [method.probability_at(each) for each in (0.1, 0.2, 0.6)] == pytest.approx([0.2, 0, 0.1])
+@pytest.mark.parametrize(("step", "expected"), [(1, 0.2), (2, 0.0), (6, 0.1)])
+def test_the_v(step: int, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many heads are dropped as of evenly spaced numbers are below the probability."""
+
+    def evenly(key: Any, names: Any, shape: tuple[int, ...], *_: Any) -> Tensor:
+        return ((torch.arange(math.prod(shape)) + 0.5) / math.prod(shape)).view(shape)
+
+    monkeypatch.setattr("attendrop.methods.random_dropout.uniform", evenly)
+    with regularize(zoo.build("bert"), DropHead(p_start=0.4, p_end=0.2, turn=0.2), total_steps=10) as reg:
+        reg.begin_step(step)
+        reg.loss(zoo.batch_of("bert", [4] * 25))
+        assert reg.logs()["drophead/dropped"] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(("name", "heads", "step"), [("bert", 2, 0), ("llama-class", 4, 2)])

@@ -245,6 +245,7 @@ def model_and_batch(name: str) -> tuple[Any, zoo.Batch]:
     [
         (CROSS, 2, []),
         (LayerDrop(p=1e-9), 1, ["layerdrop"]),
+        (LayerDrop(p=0.5), 1, []),  # of one block of two
         (UniDrop(structure=1e-5), 1, []),  # it acts without being counted
         (Compose(CROSS, RDrop()), 1, ["ad-drop"]),
     ],

@@ -104,7 +104,8 @@ class ModelAdapter:
             hooks.close()
         self._structure, self._in_progress, self._watches_calls = None, (), False
         self._checkpoints.close()
-        self._unmark()
+        for module in self.model.modules():
+            module.__dict__.pop("attendrop_place", None)
         if not self._attached:
             return
         _ATTACHED.discard(self)
@@ -209,7 +210,8 @@ class ModelAdapter:
     def _act_in_attention(self) -> None:
         """Let plans act in the attention modules that compute softmax themselves, and in no others any more."""
         self._of_attention.close()
-        self._unmark()
+        for module in self.model.modules():
+            module.__dict__.pop("attendrop_place", None)
         for module, name in self._cache.attention.items():
             module.attendrop_place = name  # type: ignore[assignment]
 
@@ -266,10 +268,6 @@ class ModelAdapter:
             if inner is not None:
                 self._of_blocks.before(inner, activations)
                 self._of_blocks.after(inner, feed_forward)
-
-    def _unmark(self) -> None:
-        for module in self.model.modules():
-            module.__dict__.pop("attendrop_place", None)
 
     @property
     def _plan(self) -> Plan | None:

@@ -294,11 +294,3 @@ def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueP
                 fused.append(module)
     found = separate or fused
     return ValueProjection(found[0], fused=not separate) if len(found) == 1 else None
-
-
-def inputs_of_heads(projection: nn.Module, numbers: Iterable[int], num_heads: int) -> tuple[int, list[int]]:
-    """Find the dimension and the indices in an output projection's weight for the outputs of some heads."""
-    dim = input_dim(projection)
-    weight: Tensor = projection.weight  # type: ignore[assignment]
-    width = weight.shape[dim] // num_heads
-    return dim, [number * width + unit for number in numbers for unit in range(width)]

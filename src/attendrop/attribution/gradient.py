@@ -37,17 +37,12 @@ QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
 
 
-@dataclass
-class _Collector:
-    """Keeps what is kept of the attributions that a plan hands over, and whether they are finite."""
-
-    keep: Keep[Any]
-    kept: dict[str, Any] = field(default_factory=dict)
-    finite: list[Tensor] = field(default_factory=list)
-
-    def __call__(self, call: AttentionCall, attribution: Tensor) -> None:
-        self.finite.append(is_finite(attribution))
-        self.kept |= zip([layer.key for layer in call.layers], self.keep(call, attribution), strict=True)
+def _collect(
+    kept: dict[str, Any], finite: list[Tensor], keep: Keep[Any], call: AttentionCall, attribution: Tensor
+) -> None:
+    """Keep what is kept of an attribution that a plan hands over, and whether it is finite."""
+    finite.append(is_finite(attribution))
+    kept |= zip([layer.key for layer in call.layers], keep(call, attribution), strict=True)
 
 
 def gradient_attribution(
@@ -87,16 +82,16 @@ def gradient_attribution(
     """
 
     def attempt(factor: float) -> dict[str, Any] | None:
-        collector = _Collector(keep)
-        plan = GradientPlan(attention_layers, collector, units, draws)
+        kept, finite = dict[str, Any](), list[Tensor]()
+        plan = GradientPlan(attention_layers, partial(_collect, kept, finite, keep), units, draws)
         with isolated_pass(adapter.model), torch.enable_grad():
             outputs = forward(plan) if forward else adapter.forward(inputs or batch, plan)
             score = fix_target(adapter.model, outputs, batch, target)(outputs)
             plan.differentiate(upcast(score).sum(), factor)
-        return collector.kept if all_true(collector.finite) else None
+        return kept if all_true(finite) else None
 
-    kept = first_finite(attempt, adapter.model)
-    return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
+    found = first_finite(attempt, adapter.model)
+    return {layer.key: found[layer.key] for layer in attention_layers if layer.key in found}
 
 
 def attention_attribution(
@@ -115,12 +110,12 @@ def attention_attribution(
     Raises:
         AttendropError: The weights are not finite.
     """
-    collector = _Collector(keep)
+    kept, finite = dict[str, Any](), list[Tensor]()
     with torch.no_grad(), forked_rng(adapter.model):
-        adapter.forward(inputs, RecordPlan(attention_layers, collector, draws=draws))
-    if not all_true(collector.finite):
+        adapter.forward(inputs, RecordPlan(attention_layers, partial(_collect, kept, finite, keep), draws=draws))
+    if not all_true(finite):
         raise AttendropError(NOT_FINITE)
-    return {layer.key: collector.kept[layer.key] for layer in attention_layers if layer.key in collector.kept}
+    return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
 
 
 class ScaledPlan(GradientPlan):
@@ -228,13 +223,6 @@ class GatePlan(Plan):
         if not self.feed_forward or not block.attention_layers or block.feed_forward is None:
             return None
         return BlockEdit(feed_forward=self._gated(f"feed_forward/{block.key}", 1, ()))
-
-    def sensitivity(self) -> dict[str, Tensor]:
-        """Sum the absolute gradients over rows (and tokens), ``(heads,)`` or ``(1,)``; zero without a gradient."""
-        return {
-            key: (torch.zeros_like(gate) if gate.grad is None else gate.grad).abs().flatten(0, -2).sum(0)
-            for key, gate in self.gates.items()
-        }
 
     def _gated(self, key: str, units: int, width: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         """Multiply ``(batch, n, units, ...)`` by a gate for each unit of each row, or of each token of it."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -227,7 +227,7 @@ class ADDrop(Method):
         return epoch >= self.start_epoch and (not self.cross_tuning or epoch % 2 == 1)
 
     def start(self, training: TrainingContext) -> MethodState:
-        return (RecordedState if self.needs_rows else ADDropState)(self, training)
+        return (RecordedState if self.needs_rows else ADDropState)(self.for_data(classes=1, rows=0), training)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         return select_layers(attention_layers, "first" if self.layers is None else self.layers)
@@ -238,14 +238,10 @@ class ADDropState(MethodState):
 
     method: ADDrop
 
-    def __init__(self, method: ADDrop, training: TrainingContext) -> None:
-        super().__init__(method.for_data(classes=1, rows=0))
-        self.p: Any = self.method.p
-
     def plan(self, context: StepContext) -> Plan:
-        method = self.method
+        method, p = self.method, cast(float, self.method.p)
         if method.attribution == "random":  # each position or hidden unit is a candidate with probability p
-            return self.dropping(context, self.p * method.q)
+            return self.dropping(context, p * method.q)
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()  # the model's own dropout, the same in the attribution pass and in this one
         by_layer = self._attribute(context, attention_layers, draws)
@@ -325,7 +321,8 @@ class ADDropState(MethodState):
     def region(self, context: StepContext) -> Callable[[AttentionCall, Tensor], Region]:
         """Return what finds a layer's candidates, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
         usual = "magnitude" if is_regression(context.model, context.batch) else "high"
-        p, direction, hidden = self.p, self.method.direction or usual, self.method.units == "hidden"
+        p, direction = cast(float, self.method.p), self.method.direction or usual
+        hidden = self.method.units == "hidden"
 
         def region(call: AttentionCall, attribution: Tensor) -> Region:
             if hidden:  # the units of a token form one row

@@ -102,7 +102,7 @@ class GeneratorState(MethodState):
             if self.players is not None:
                 self.players.defender.step()
 
-        self._hook = before_step(training.optimizer, step)
+        self._hook = before_step(training.optimizer, step)  # already here: a closure may compute the first loss
         self._learnt: Mapping[str, Mapping[str, Tensor]] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:

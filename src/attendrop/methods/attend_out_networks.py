@@ -480,13 +480,10 @@ _AT_A_TIME = 64
 class SecondModel:
     """Copy of the trained model, on the same batches, with its own optimizer, which steps before the first model's.
 
-    Frozen parameters are shared with the first model, unless the copy is on another ``device``: with an adapter, only
-    the adapter and the head exist twice. The other methods of a composition act on the copy, too.
-
-    The gradients of each micro-batch have the same weight as the first model's: the factor by which the training loop
-    multiplies the first model's loss (accumulation), read from the gradient that reaches this loss. All settings of the
-    optimizer are the first model's at that step; gradients are clipped by their own norm. ``pairs`` are the parameters
-    of the first model, each with that of the copy.
+    Frozen parameters are shared with the first model, unless the copy is on another ``device``. The gradients of each
+    micro-batch have the same weight as the first model's, read from the gradient that reaches its loss. All settings of
+    the optimizer are the first model's at that step; gradients are clipped by their own norm. ``pairs`` are the
+    parameters of the first model, each with that of the copy.
     """
 
     def __init__(self, training: TrainingContext, device: str) -> None:

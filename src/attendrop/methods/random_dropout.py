@@ -241,15 +241,12 @@ class DropHead(Method):
     schedule: str = option("v", choice("v", "constant"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def probability_at(self, progress: float) -> float:
-        """Return the probability of the schedule ``"v"`` at a ``progress`` in [0, 1]."""
-        if progress < self.turn:
-            return self.p_start * (1 - progress / self.turn)
-        return self.p_end * (progress - self.turn) / (1 - self.turn)
-
     def plan(self, context: StepContext) -> Plan:
-        p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
-
+        p = self.p_start
+        if self.schedule == "v":
+            progress, turn = context.planned_progress(), self.turn
+            falling, rising = self.p_start * (1 - progress / turn), self.p_end * (progress - turn) / (1 - turn)
+            p = falling if progress < turn else rising
         keys = [layer.key for layer in self.selected_layers(context.adapter.attention_layers)]
         # Those of all layers that are called alike, chosen when the first of them runs.
         chosen: dict[tuple[int, int], tuple[dict[str, Tensor], LayerCounts]] = {}

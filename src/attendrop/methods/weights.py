@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.blocks import base_layer, inputs_of_heads, refuse_quantized
+from attendrop.attention.blocks import base_layer, input_dim, refuse_quantized
 from attendrop.attribution.gradient import GatePlan
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
@@ -310,8 +310,6 @@ def fisher_information(
 
 # What is pruned: the beginning of the keys of its importances, and its name in messages.
 _KINDS = {"heads": "heads", "feed_forward": "feed-forwards"}
-# A dimension of a parameter, and the indices in it; None for the whole parameter.
-Place = tuple[int, list[int]] | None
 
 
 class _SuperT(MethodState):
@@ -332,7 +330,7 @@ class _SuperT(MethodState):
         self.importance: dict[str, Tensor] = {}
         self.pruned: dict[str, list[int]] | None = None  # as long as it searches
         self.searching = True
-        self.zeros: dict[str, Place] = {}
+        self.zeros: dict[str, tuple[int, list[int]]] = {}  # a dimension of a parameter, and the indices in it
         self.loss_scale = 1.0
         self._adapter: ModelAdapter | None = None
         self._gates: list[GatePlan] = []
@@ -367,7 +365,9 @@ class _SuperT(MethodState):
         # Add the gradients of this step's gates, over its micro-batches and all processes.
         found: dict[str, Tensor] = {}
         for gates in self._gates:
-            found = {key: value + found.get(key, 0) for key, value in gates.sensitivity().items()}
+            for key, gate in gates.gates.items():  # summed over rows, and tokens; zero without a gradient
+                gradient = torch.zeros_like(gate) if gate.grad is None else gate.grad
+                found[key] = gradient.abs().flatten(0, -2).sum(0) + found.get(key, 0)
         self._gates = []
         if found:
             processes = self.training.processes
@@ -400,26 +400,28 @@ class _SuperT(MethodState):
         for block in self._adapter.blocks:
             for key, module in block.output_projections.items():
                 if numbers := self.pruned.get(f"heads/{key}"):
-                    weight, heads = module.get_parameter("weight"), len(self.importance[f"heads/{key}"])
-                    self.zeros[names[weight]] = inputs_of_heads(module, numbers, heads)
+                    weight, dim = module.get_parameter("weight"), input_dim(module)
+                    width = weight.shape[dim] // len(self.importance[f"heads/{key}"])
+                    self.zeros[names[weight]] = dim, [n * width + unit for n in numbers for unit in range(width)]
             if self.pruned.get(f"feed_forward/{block.key}") and block.feed_forward is not None:
-                self.zeros |= {names[parameter]: None for parameter in block.feed_forward.parameters()}
+                whole = block.feed_forward.parameters()
+                self.zeros |= {names[parameter]: (0, list(range(len(parameter)))) for parameter in whole}
         parameters = dict(self.training.model.named_parameters())
         with torch.no_grad():
-            for name, place in self.zeros.items():
+            for name, (dim, indices) in self.zeros.items():
                 weight = parameters[name]
-                zero(weight, place)
-                for moment in self.start.optimizer.state.get(weight, {}).values():  # of an optimizer used before
-                    if isinstance(moment, Tensor) and moment.shape == weight.shape:
-                        zero(moment, place)
+                moments = self.start.optimizer.state.get(weight, {}).values()  # of an optimizer used before
+                for each in (weight, *moments):
+                    if isinstance(each, Tensor) and each.shape == weight.shape:
+                        each.index_fill_(dim, torch.tensor(indices, device=each.device), 0)
         return {f"pruned/{kind}": float(_count(self.pruned, kind)) for kind in _KINDS}
 
     @torch.no_grad()
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for name, place in self.zeros.items():
+        for name, (dim, indices) in self.zeros.items():
             gradient = parameters[name].grad
             if gradient is not None:
-                zero(gradient, place)
+                gradient.index_fill_(dim, torch.tensor(indices, device=gradient.device), 0)
 
     def state_dict(self) -> dict[str, Any]:
         state = {"start": self.start.state_dict(), "importance": self.importance}
@@ -530,11 +532,3 @@ def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[
         for _, key, number in ranked[:most]:
             found[key] = sorted([*found[key], number])
     return found
-
-
-def zero(tensor: Tensor, place: Place) -> None:
-    """Set the elements at a place to zero."""
-    if place is None:
-        tensor.zero_()
-    else:
-        tensor.index_fill_(place[0], torch.tensor(place[1], device=tensor.device), 0)

@@ -19,7 +19,7 @@ from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import ConstantAttention
 from attendrop.errors import AttendropError
-from attendrop.pruning.pruned_model import PrunedModel, check_numbers, mask_layers, prunable_layers
+from attendrop.pruning.pruned_model import PrunedModel, mask_layers, prunable_layers
 from attendrop.support.models import Batch, loss_and_outputs, number_of_rows
 from attendrop.wording import counted
 
@@ -125,8 +125,9 @@ class LayerSelection:
 
     def check(self, of: int) -> None:
         """Raise AttendropError if a model with so many layers does not have those that are selected."""
-        if self.layers is not None:
-            check_numbers(self.layers, of)
+        wrong = [number for number in self.layers or () if not 0 <= number < of]
+        if wrong:
+            raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {of - 1}.")
         if self.count is not None and self.count > of:
             raise AttendropError(f"layers={self.count}: the model has only {of} layers of attention.")
 

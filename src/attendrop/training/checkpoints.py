@@ -33,7 +33,8 @@ def write_manifest(checkpoint: Path, method: Method, state: Mapping[str, Any]) -
     """Add the state of the run to a checkpoint, and then the manifest that makes it complete."""
     write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
     share_permissions(checkpoint)
-    files = {str(file.relative_to(checkpoint)): sha256(file) for file in _files(checkpoint)}
+    paths = [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST]
+    files = {str(file.relative_to(checkpoint)): sha256(file) for file in paths}
     write_json(checkpoint / MANIFEST, {"files": files})
 
 
@@ -129,7 +130,7 @@ def reading(checkpoint: str | os.PathLike[str], what: str) -> Iterator[None]:
 
 def refuse_pickled_weights(checkpoint: Path) -> None:
     """Raise AttendropError if a checkpoint has weights that only ``torch.load`` reads; they are read by no trainer."""
-    pickled = [file.name for file in _files(checkpoint) if file.suffix == ".bin" and file.name != TRAINING_ARGS_NAME]
+    pickled = [file.name for file in sorted(checkpoint.rglob("*.bin")) if file.name != TRAINING_ARGS_NAME]
     if pickled:
         raise AttendropError(
             f"The checkpoint '{checkpoint}' holds pickled weights ({pickled[0]}), and unpickling can run any code; "
@@ -164,7 +165,3 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
 
 def _rank_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / METHOD_STATE.replace(".pt", f"_{rank}.pt")
-
-
-def _files(checkpoint: Path) -> list[Path]:
-    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST]

@@ -246,9 +246,12 @@ class Regularization:
 
     def _note_effects(self) -> None:
         """Note which methods had an effect while the present statistics were collected."""
+        statistics = self._statistics
         for method in self.method.parts:
-            acted = self._statistics.active.get(method.source, 0) > 0
-            if acted and (not method.info.reports_all_effects or self._statistics.took_effect(method.source)):
+            dropped, counts = f"{method.source}/dropped/", list[Tensor]()
+            if statistics.active[method.source] and method.info.reports_all_effects:
+                counts = [pair for name, pair in statistics.sums.items() if name.startswith(dropped)]
+            if statistics.active[method.source] and (not counts or any(pair[0] > 0 for pair in counts)):
                 self._effective.add(method.source)
 
     def metrics(self) -> dict[str, float]:
@@ -425,10 +428,14 @@ class Regularization:
             "metrics": dict(self._metrics),
         }
 
+    def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the state of the method, tensors and plain values: that of all processes, and that of this one."""
+        return self.method_state.state_dict(), self.method_state.rank_state_dict()
+
     def load_state_dict(
         self, state: Mapping[str, Any], method_state: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
     ) -> None:
-        """Restore a :meth:`state_dict` and the two dictionaries of the method's state."""
+        """Restore a :meth:`state_dict` and the two of :meth:`method_state_dicts`."""
         self.training = dataclasses.replace(self.training, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]

@@ -442,8 +442,7 @@ class RegularizedTrainer(Trainer):
                 own_names,
             ):
                 super()._save_checkpoint(model, trial)
-                found = regularization.method_state
-                checkpoints.save_method_state(checkpoint, found.state_dict(), found.rank_state_dict(), rank, world_size)
+                checkpoints.save_method_state(checkpoint, *regularization.method_state_dicts(), rank, world_size)
                 total = self._over_processes(self._tr_loss).item() / world_size
                 state = regularization.state_dict()
                 state["loss"] = {"sum": total, "since_step": self._globalstep_last_logged}

@@ -78,13 +78,6 @@ def test_regularized_epochs(method: Method, epochs: int, expected: list[int] | N
     assert method.regularized_epochs(epochs) == expected
 
 
-def test_a_method_took_effect_where_any_layer_lost_a_unit() -> None:
-    counts = {"one/dropped/encoder.0": [0, 4], "one/dropped/encoder.1": [1, 4], "other/dropped/encoder.0": [0, 4]}
-    found = RunningStatistics(2, {"one": 2, "other": 2, "without counts": 1}, counts)
-    assert found.took_effect("one") and found.took_effect("without counts")
-    assert not found.took_effect("other") and not found.took_effect("idle")
-
-
 def test_processes_may_have_counted_what_others_have_not() -> None:
     """Rows of one may have a record, those of another none yet."""
     ranks = [

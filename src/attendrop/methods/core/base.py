@@ -449,8 +449,8 @@ def refuse_with_adapter(method: Method) -> None:
 def _of_parts(hook: Callable[..., Any], combine: Callable[[list[Any]], Any] = lambda _: None) -> Any:
     """Make a method that calls a hook of each part, and combines the results, if it has any."""
 
-    def call(self: Any, *args: Any) -> Any:
-        return combine([getattr(part, hook.__name__)(*args) for part in self.parts])
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return combine([getattr(part, hook.__name__)(*args, **kwargs) for part in self.parts])
 
     return update_wrapper(call, hook)
 
@@ -582,9 +582,7 @@ class Compose(Method):
     def parts(self) -> tuple[Method, ...]:
         return self.methods
 
-    def for_data(self, classes: int, rows: int) -> Compose:
-        return Compose(*(part.for_data(classes, rows) for part in self.methods))
-
+    for_data = _of_parts(Method.for_data, lambda parts: Compose(*parts))
     prepare = _of_parts(Method.prepare)
     active = _of_parts(Method.active, any)
     defines = _of_parts(Method.defines, any)

@@ -174,11 +174,6 @@ class RunningStatistics:
                 self.add([each.names[place] for place in ran], pairs)
         self._pending = [pending for pending in self._pending if pending[0] >= before]
 
-    def took_effect(self, source: str) -> bool:
-        """Return whether a source was active in a pass and, if it counts dropped units, dropped any."""
-        counts = [pair for name, pair in self.sums.items() if name.startswith(f"{source}/dropped/")]
-        return self.active[source] > 0 and (not counts or any(pair[0] > 0 for pair in counts))
-
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor arguments that restore this object, as plain values."""
         sums = {name: pair.tolist() for name, pair in self.sums.items()}

@@ -134,10 +134,6 @@ class WeightMixing(MethodState):
         if self.names is not None:
             self._swapped.append(ParameterOverride(model, self.names, self._mixed))
 
-    def after_step(self, steps_taken: int) -> dict[str, float]:
-        self._kept.clear()
-        return {}
-
     def close(self) -> None:
         for swapped in self._swapped:
             swapped.close()

@@ -38,13 +38,13 @@ class DroppedScores(NamedTuple):
 
 
 class _LayerEdit(NamedTuple):
-    """What a plan does at a layer: its edit, how to get its mask, and where it is counted that the layer ran."""
+    """What a plan drops at a layer: its edit, where it is counted that the layer ran, and how to get the mask then."""
 
     call: AttentionCall
     edit: AttentionEdit
-    drop: Callable[[], Tensor] | None
-    counts: LayerCounts | None = None
-    place: int = 0
+    counts: LayerCounts
+    place: int
+    drop: Callable[[], Tensor] | None = None
 
 
 class RandomMaskPlan(Plan):
@@ -81,31 +81,28 @@ class RandomMaskPlan(Plan):
         self.layer_keys: Collection[str] = keys
         self._make = make
         self._drops = drops
+        self._made: dict[str, AttentionEdit] = {}
         self._edits: dict[str, _LayerEdit] = {}
         self._find_origins = origins or AttentionCall.origins
         self._origins: dict[tuple[str, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
+        if self._drops is None:
+            if key not in self._made:
+                self._made[key] = self.make(call)
+            return self._made[key]
         found = self._edits.get(key)
-        if found is None and self._drops is None:
-            edit = self.make(call)
-            # The masks of all layers stay in memory until the backward pass.
-            self._edits[key] = _LayerEdit(
-                call, replace(edit, drop=None), None if edit.drop is None else kept(edit.drop)
-            )
-            return edit
         if found is None or (
-            found.counts is not None
-            and found.place not in found.counts.ran  # chosen with another layer, which was called in another way
+            found.place not in found.counts.ran  # chosen with another layer, which was called in another way
             and (found.call.shape != call.shape or found.call.valid is not call.valid)
         ):
             self._choose(call)
             found = self._edits[key]
         edit = found.edit if found.drop is None else replace(found.edit, drop=found.drop())
-        if found.counts is not None and found.place not in found.counts.ran:
+        if found.place not in found.counts.ran:
             found.counts.ran.add(found.place)
-            if edit.drop is not None and edit.ready is None:  # until the backward pass
+            if edit.drop is not None and edit.ready is None:  # the masks of all layers stay until the backward pass
                 self._edits[key] = found._replace(edit=replace(edit, drop=None), drop=kept(edit.drop))
         return edit
 
@@ -125,7 +122,7 @@ class RandomMaskPlan(Plan):
         found = self._drops(self, stack)
         if found is None:  # nothing can be dropped
             counts = self.context.report_layers(names, *torch.zeros(2, len(layers), device=call.device))
-            self._edits |= {key: _LayerEdit(call, AttentionEdit(), None, counts, i) for i, key in enumerate(names)}
+            self._edits |= {key: _LayerEdit(call, AttentionEdit(), counts, i) for i, key in enumerate(names)}
             return
         drop = (found.mask if stack.valid is None else found.mask & stack.valid).expand(stack.shape)
         counts = self._report(stack, drop, found.rows)
@@ -135,7 +132,7 @@ class RandomMaskPlan(Plan):
             ready = every_mask.split(stack)
         for place, (key, mask) in enumerate(zip(names, stack.split(drop), strict=True)):
             edit = AttentionEdit(mask, in_part=not found.whole_rows, ready=ready[place], draws=found.draws)
-            self._edits[key] = _LayerEdit(call, edit, None, counts, place)
+            self._edits[key] = _LayerEdit(call, edit, counts, place)
 
     # Samples, which depend on the seed, the step and the sequence only.
 
