@@ -613,17 +613,22 @@ class Answer:
         before, decision, reason = self.sentences[0].partition(opening(self.verdict.use))
         return before + decision, reason.lstrip()
 
+    def table(self) -> list[tuple[str, ...]]:
+        """Return the header and the rows of the table, with those of the out-of-distribution split if there is one."""
+        table = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)]
+        if (there := self.ood) is None:
+            return table
+        found = {row.label: cells(row, there.decimals)[2:4] for row in there.rows}
+        beside = (OOD_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
+        return [line + more for line, more in zip(table, beside, strict=True)]
+
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
-        table, there = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)], self.ood
         words, holds = [*self.sentences, *self.notes, ""], [self.holds_for]
-        if there is not None:
-            found = {row.label: cells(row, there.decimals)[2:4] for row in there.rows}
-            beside = (OOD_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
-            table = [line + more for line, more in zip(table, beside, strict=True)]
-            words += [*there.sentences, *there.notes, ""]
-            holds += {there.holds_for} - {self.holds_for}
-        return [*words, f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(table), *holds]
+        if self.ood is not None:
+            words += [*self.ood.sentences, *self.ood.notes, ""]
+            holds += {self.ood.holds_for} - {self.holds_for}
+        return [*words, f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(self.table()), *holds]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
