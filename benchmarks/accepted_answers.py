@@ -30,7 +30,7 @@ from unlabelled_linear import Rows, rows_of
 from attendrop.runs.config import RunConfig
 from attendrop.runs.inference import load_run
 from attendrop.runs.train import train
-from attendrop.tasks.acceptance import choose_threshold, confidences
+from attendrop.tasks.error_analysis import choose_threshold, confidences
 from attendrop.tasks.types.linear_models import fit_logistic_regression
 
 FILE = Path(__file__).parents[1] / "results" / "accepted_answers" / "runs.jsonl"

@@ -23,8 +23,8 @@ from attendrop.attention.plan import AttentionCall, DropoutDraws
 from attendrop.attribution.recording import GradientPlan, isolated_pass
 from attendrop.cli.demo import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
-from attendrop.methods.ad_drop import ADDropState, RecordedState
-from attendrop.methods.ad_drop_records import Candidates, RowMask, RowRecords
+from attendrop.methods.ad_drop import ADDropState, RecordedState, Recorder, RowMask
+from attendrop.methods.core.context import Processes
 from attendrop.randomness.candidates import Region, kept
 
 
@@ -48,12 +48,12 @@ class OwnPassOfLoss(ADDrop):
 class _OwnPassState(ADDropState):
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
-    ) -> dict[str, Candidates]:
-        region, found = self.region(context), dict[str, Candidates]()
+    ) -> dict[str, tuple[Callable[[], Tensor], Tensor]]:
+        region, found = self.region(context), dict[str, tuple[Callable[[], Tensor], Tensor]]()
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:
             own = region(call, attribution)
-            found[call.layer.key] = Candidates(kept(own.mask), own.signal)
+            found[call.layer.key] = kept(own.mask), own.signal
 
         attribute_loss(context, attention_layers, GradientPlan(attention_layers, keep, draws=draws))
         return found
@@ -67,15 +67,15 @@ class RecordedTwoEpochsOld(ADDrop):
 
     def start(self, training: TrainingContext) -> MethodState:
         state = RecordedState(self, training)
-        state.recorder.records = _Aged(None)
+        state.recorder = _Aged(None, training.processes)
         return state
 
 
-class _Aged(RowRecords):
-    """Records that show what they had of a row before the last time."""
+class _Aged(Recorder):
+    """Recorder that shows what it had of a row before the last time."""
 
-    def __init__(self, limit: int | None) -> None:
-        super().__init__(limit)
+    def __init__(self, limit: int | None, processes: Processes) -> None:
+        super().__init__(limit, processes)
         self._newest: dict[int, dict[str, RowMask]] = {}
 
     def put(self, row: int, masks: Mapping[str, RowMask]) -> None:

@@ -82,11 +82,12 @@ def _numbers(split: str) -> tuple[int, int]:
 
 
 def _glue_file(source: Source, first: int, end: int) -> str:
-    file = source.read.__self__  # the reader of its files
-    header = file.header or (*file.texts, file.label)
-    lines = [] if file.header else ["\t".join(header)]
+    columns = source.read.keywords  # of the reader of its files
+    texts, label = columns["texts"], columns["label"]
+    header = columns.get("header") or (*texts, label)
+    lines = [] if "header" in columns else ["\t".join(header)]
     for number in range(first, end):
-        fields = {name: sentence(number + 3 * place) for place, name in enumerate(file.texts)}
-        fields[file.label] = submitted(source, number % len(source.labels or range(6)))
+        fields = {name: sentence(number + 3 * place) for place, name in enumerate(texts)}
+        fields[label] = submitted(source, number % len(source.labels or range(6)))
         lines.append("\t".join(fields.get(name, "-") for name in header))
     return "\n".join(lines)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, SuperT, regularize
 from attendrop.extend import Batch, Method, MethodInfo, StepContext
-from attendrop.methods.ad_drop_records import Recorder, RowMask, RowRecords
+from attendrop.methods.ad_drop import Recorder, RowMask
 from attendrop.methods.consistency import repeat_rows
 from attendrop.methods.core.context import Processes
 from attendrop_methods import SAM
@@ -34,7 +34,7 @@ def recorder_of(reg: Any) -> Recorder:
 def records_of(reg: Any) -> Masks:
     recorder = recorder_of(reg)
     recorder.flush()
-    return {row: {name: unpacked(each) for name, each in masks.items()} for row, masks in recorder.records.rows.items()}
+    return {row: {name: unpacked(each) for name, each in masks.items()} for row, masks in recorder.rows.items()}
 
 
 def packed(mask: np.ndarray) -> RowMask:
@@ -213,13 +213,13 @@ def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptur
     mask = packed(np.ones((4, 8, 8), dtype=np.bool_))
     assert mask.bits.nbytes == 32 < mask.size
     limit = 3 * mask.size + 1
-    records = RowRecords(limit)
+    records = Recorder(limit, Processes())
     with caplog.at_level(logging.WARNING):
         for row in (1, 2, 3, 1, 4):
             records.put(row, {"self.0": mask})
     assert [row in records.rows for row in (1, 2, 3, 4)] == [True, False, True, True]
     assert (records.bytes, records.forgotten, len(caplog.records)) == (3 * mask.size, 1, 1)
-    restored = RowRecords(limit)
+    restored = Recorder(limit, Processes())
     restored.load_state_dict(records.state_dict())
     assert (restored.bytes, list(restored.rows)) == (3 * mask.size, [3, 1, 4])
 
@@ -244,7 +244,7 @@ def test_rows_without_any_signal_are_counted() -> None:
 
 def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes in one, which was resumed: each part that the first sends is answered by one of the second."""
-    monkeypatch.setattr("attendrop.methods.ad_drop_records._ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr("attendrop.methods.ad_drop._ROWS_AT_A_TIME", 2)
     mask = packed(np.ones((1, 4, 4), dtype=np.bool_))
     answers: Any = iter([3, *([[(10 + row, {"self.0": mask})] for row in range(5)])])
     sent: list[Any] = []
@@ -255,15 +255,15 @@ def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) 
 
     recorder = Recorder(1 << 20, Processes(0, 2, gather=gather))
     for row in (3, 1, 2):
-        recorder.records.put(row, {"self.0": mask})
+        recorder.put(row, {"self.0": mask})
     state, recorder = recorder.state_dict(), Recorder(1 << 20, Processes(0, 2, gather=gather))
     recorder.load_state_dict(state)
     last: Any = ADDrop(attribution="recorded").start(zoo.training(zoo.build("bert")))
     last.recorder = recorder
     assert last.final_report([])["records"]["rows"] == 6  # also those of the last epoch
     assert [len(each) for each in sent[1:]] == [2, 1, 0]
-    assert list(recorder.records.rows) == [3, 1, 2, 10, 11, 12]
-    assert recorder.records.new == set()
+    assert list(recorder.rows) == [3, 1, 2, 10, 11, 12]
+    assert recorder.new == set()
 
 
 def test_attributions_that_no_row_ever_has_are_told_as_no_effect(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +277,7 @@ def test_attributions_that_no_row_ever_has_are_told_as_no_effect(caplog: pytest.
 
 def test_the_limit_is_in_mebibytes_or_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     with regularize(zoo.build("bert"), ADDrop(record_limit=3, **ON)) as reg:
-        assert recorder_of(reg).records.limit == 3 << 20
-    alone = RowRecords().limit
+        assert recorder_of(reg).limit == 3 << 20
+    alone = Recorder(None, Processes()).limit
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert RowRecords().limit == pytest.approx(alone / 8, rel=0.3)
+    assert Recorder(None, Processes()).limit == pytest.approx(alone / 8, rel=0.3)

@@ -296,13 +296,13 @@ def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtyp
     players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
     strong(players)
     micro = Micro(dict(step.batch), dict(step.inputs), replace(step.key, step=3))
-    plan, seen = Attack(players, step, micro), dict[str, Tensor]()
+    plan, seen = Attack(players, step, micro), dict[str, tuple[Tensor, Tensor]]()
     edit = plan.edit
 
     def watched(call: AttentionCall) -> AttentionEdit | None:
         found = edit(call)
         if found is not None:
-            seen[call.layer.key] = found.drop
+            seen[call.layer.key] = found.drop, call.valid
         return found
 
     plan.edit = watched  # type: ignore[method-assign]
@@ -311,5 +311,5 @@ def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtyp
     with players.precision(torch.device("cpu")):
         found = dropped_in(players, micro)
     assert found.keys() == seen.keys()
-    assert all(torch.equal(dropped.expand(seen[key].shape), seen[key]) for key, dropped in found.items())
+    assert all(torch.equal((found[key] & valid).expand(drop.shape), drop) for key, (drop, valid) in seen.items())
     assert any(dropped.any() for dropped in found.values())

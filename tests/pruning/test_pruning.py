@@ -358,7 +358,7 @@ def test_importance_is_the_loss_without_one_layer() -> None:
         assert loss == pytest.approx(float(cross_entropy(logits, labels)), abs=1e-5)
     assert model.config._attn_implementation == "sdpa"
     each = cross_entropy(torch.cat([output(model, batch) for batch in inputs]), labels, reduction="none")
-    near(torch.tensor(loss_score(LABELLED)(prune(model, []))), -each)
+    near(torch.tensor(loss_score(LABELLED, prune(model, []))), -each)
     least = sorted(range(3), key=found.__getitem__)[:2]
     assert prune(model, 2, batches=LABELLED).layers == tuple(sorted(least))
     assert [layer.kind for layer in prunable_layers(zoo.build("bart-class"))] == ["encoder"] * 2

@@ -21,7 +21,7 @@ from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 from attendrop.studies.compare import run_comparison
 from attendrop.studies.comparison import Comparison
-from attendrop.tasks.acceptance import accuracy_at_coverage, choose_threshold, promise
+from attendrop.tasks.error_analysis import accuracy_at_coverage, choose_threshold, promise
 
 # What the answers of a linear model on a random encoder to few rows support, and how it is trained.
 ACCEPT = 0.3

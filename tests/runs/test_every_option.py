@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import SELECTION
 from attendrop.runs.run_trainer import RunCallback
-from attendrop.tasks.types.model_classes import pools_mean
+from attendrop.tasks.types.modeling_mean_pooling import MeanPooling
 from attendrop.training.trainer import RegularizedTrainer
 
 Look = Callable[[Any], Any]
@@ -95,7 +95,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
     ("class_weights", "balanced", lambda trainer: trainer.compute_loss_func is not None, True, {}),
     ("accept", "0.9", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
-    ("pooling", "mean", lambda trainer: pools_mean(trainer.model), True, {}),
+    ("pooling", "mean", lambda trainer: isinstance(trainer.model, MeanPooling), True, {}),
     ("head_init", "linear-probe", lambda trainer: trainer.model.classifier.bias.any().item(), True, {}),
     ("lora", "r=3", ranks, [3], {}),
     ("method", "r-drop", lambda trainer: trainer.regularizer.name, "r-drop", {}),

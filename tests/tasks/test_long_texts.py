@@ -9,9 +9,8 @@ from datasets import Dataset
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import encode
+from attendrop.tasks.base import encode, get_task_type
 from attendrop.tasks.registry import get_task
-from attendrop.tasks.types.registry import get_task_type
 
 TASK = get_task("sst2")
 # Numbers of words of the texts; 8 are left of a maximum length of 10.

@@ -190,8 +190,8 @@ def test_values_whose_order_is_not_clear_are_refused(values: list[str], message:
 def test_likeness_within_classes_and_between() -> None:
     alike = class_likeness(rows_of({name: of_class[:1] for name, of_class in PHRASES.items()}), TASK)
     varied = class_likeness(rows_of(), TASK)
-    assert alike.within > varied.within > varied.between
-    assert 1 > varied.nearest > varied.within and alike.nearest >= alike.within
+    assert alike["within"] > varied["within"] > varied["between"]
+    assert 1 > varied["nearest"] > varied["within"] and alike["nearest"] >= alike["within"]
     assert class_likeness(rows_of().select([0, 4]), TASK) is None
 
 

@@ -22,7 +22,6 @@ from attendrop.tasks.table import (
     BadRows,
     Table,
     default_columns,
-    default_label_type,
     delimiter_of,
     encoding_of,
     read_chunks,
@@ -249,9 +248,8 @@ def test_column_files_have_a_sentence_in_each_row() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.conll", "a X\nb\n", "a.conll, line 2: 1 column where the first line of the file has 2"),
-        ("a.conllu", "1\ta\n", "word 1 has 2 columns instead of 10, separated by tabs"),
-        ("a.conllu", CONLLU.replace("4\t.\t.", "5\t.\t."), "word 4 has the number 5"),
+        ("a.conll", "a X\nb\n", "a.conll, line 2: 1 column where there should be 2"),
+        ("a.conllu", "1\ta\n", "line 1: 2 columns where there should be 10"),
     ],
 )
 def test_a_broken_sentence_is_refused_or_left_out(name: str, text: str, message: str) -> None:
@@ -264,7 +262,7 @@ def test_a_broken_sentence_is_refused_or_left_out(name: str, text: str, message:
 
 def test_parallel_files_are_one_table() -> None:
     files = ",".join([write("a.tr", "bir, iki\nüç\r\ndört\n"), write("a.en", "x\n y\nz\n")])
-    assert (default_columns(files), default_label_type(files)) == ((("source",), "target"), "text")
+    assert default_columns(files) == (("source",), "target", "text")
     chunks = list(read_chunks(files, 2))
     assert [row for chunk in chunks for row in rows(chunk)] == [("bir, iki", "x"), ("üç", " y"), ("dört", "z")]
     assert chunks[1].places == ["line 3"] and chunks[1].frame.index.tolist() == [2]
@@ -288,13 +286,10 @@ BAD_FILES = [
     ("a.tsv", 'text\tlabel\n"I know,\tno\nit is fine."\tno\n', "a.tsv, line 2: a field begins with a quote"),
     ("a.csv", b"text,label\n\xc3\xa4\xc3\xb6,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
     ("a.csv", gzip.compress(b"text,label\n" * 99, mtime=0)[:-9], "a.csv is not a readable gzip file"),
-    ("a.csv", b"PK\x03\x04\x14\0", "a.csv is a ZIP archive, such as an Excel workbook, not text; unpack it"),
+    ("a.csv", b"PK\x03\x04\x14\0", "a.csv is no text, but an archive, an Excel workbook or a Parquet file"),
     ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
-    ("a.jsonl", '{"text": "a", "label": 1, "label": 0}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),
-    ("a.json", '[{"text": "a", "label": 1, "label": 0}]', "a.json is not a valid JSON array (a key occurs twice)"),
     ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
-    ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: '\\ud800' is half of a surrogate pair"),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
     ("a.xml", "text", "unknown extension '.xml'; save it as one of .csv, .tsv, .xlsx, .jsonl, .json, .parquet"),
     ("a.csv", "text,label\nx,y\ncall me\rback,a\n", "a.csv, line 3: a carriage return without a line feed; write a"),

@@ -322,13 +322,7 @@ class ModelAdapter:
 
 
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
-    """List the attention layers of a model, in the order in which a forward pass on ``batch`` runs them.
-
-    By default the batch is a tiny example made from the model's configuration. The model is left unchanged.
-
-    Raises:
-        AttendropError: The model is not supported; the message says why.
-    """
+    """List the attention layers of a model, in the order in which a pass on ``batch``, or a tiny example, runs them."""
     return ModelAdapter(model).trace(example_inputs(model) if batch is None else batch)
 
 

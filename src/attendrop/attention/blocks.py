@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -179,13 +179,9 @@ def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def is_projection(module: nn.Module) -> bool:
     """Return whether a module is linear, a ``Conv1D`` of transformers, or one of them within a layer of an adapter."""
-    return _is_linear(base_layer(module))
-
-
-def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, nn.Linear | Conv1D)
+    return isinstance(base_layer(module), nn.Linear | Conv1D)
 
 
 def base_layer(module: nn.Module) -> nn.Module:
@@ -207,7 +203,7 @@ def projections(module: nn.Module) -> Iterator[nn.Module]:
 
 def projection_matrices(projection: nn.Module) -> list[Tensor]:
     """List the weight matrices of a projection and of the adapter on it; raise AttendropError if one is quantized."""
-    found = [part for part in projection.modules() if _is_linear(part)]
+    found: list[Any] = [part for part in projection.modules() if base_layer(part) is part and is_projection(part)]
     for part in found:
         refuse_quantized(part)
     return [part.weight for part in found]

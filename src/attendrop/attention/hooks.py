@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -95,15 +96,15 @@ def is_compiled(model: nn.Module) -> bool:
     return any(getattr(module, mark, None) is not None for module in model.modules() for mark in marks)
 
 
+@dataclass
 class ModuleHooks:
     """Forward hooks and replaced forward functions, until :meth:`close`.
 
     Copies and pickles of a module leave them out: they would refer to the original.
     """
 
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self._modules: list[nn.Module] = []
+    _handles: list[Any] = field(default_factory=list)
+    _modules: list[nn.Module] = field(default_factory=list)
 
     def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
         """Register a forward pre-hook."""

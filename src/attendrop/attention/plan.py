@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -345,13 +345,12 @@ class Plan:
     running: ClassVar[weakref.WeakValueDictionary[int, Plan]] = weakref.WeakValueDictionary()
     _numbers: ClassVar[Iterator[int]] = itertools.count()
 
-    def __init__(self) -> None:
-        self.acts_on = frozenset(
-            place for place, name in FUNCTIONS.items() if getattr(type(self), name) is not getattr(Plan, name)
-        )
-        self._layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
-        self._structure = ModelStructure({}, None, None)
-        self._visits: Counter[nn.Module] = Counter()
+    _layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
+    _structure = ModelStructure({}, None, None)
+
+    @cached_property
+    def acts_on(self) -> frozenset[str]:
+        return frozenset(name for name, own in FUNCTIONS.items() if getattr(type(self), own) is not getattr(Plan, own))
 
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
         """Return what to change in a call of an attention layer; None runs the model's own attention function."""
@@ -376,6 +375,7 @@ class Plan:
     def bind(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
         """Set the model to act on: its attention modules with their layers, and its blocks, embedding and head."""
         self._layers_by_module, self._structure = layers_by_module, structure
+        self._visits: Counter[nn.Module] = Counter()
         number = next(self._numbers)
         self.number, self.running[number] = torch.tensor(number), self
 
@@ -424,7 +424,6 @@ class ConstantAttention(Plan):
     """Constant attention in the layers with these keys: each valid key has the same weight."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        super().__init__()
         self.layer_keys = set(keys)
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
@@ -435,7 +434,6 @@ class CombinedPlan(Plan):
     """Several plans as one: their drops are combined, their functions called one after the other."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
-        super().__init__()
         self.plans = plans
         self.acts_on = frozenset().union(*(plan.acts_on for plan in plans))
 

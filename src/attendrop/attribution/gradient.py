@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +37,13 @@ QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
 
 
+@dataclass
 class _Collector:
     """Keeps what is kept of the attributions that a plan hands over, and whether they are finite."""
 
-    def __init__(self, keep: Keep[Any]) -> None:
-        self.keep, self.kept, self.finite = keep, dict[str, Any](), list[Tensor]()
+    keep: Keep[Any]
+    kept: dict[str, Any] = field(default_factory=dict)
+    finite: list[Tensor] = field(default_factory=list)
 
     def __call__(self, call: AttentionCall, attribution: Tensor) -> None:
         self.finite.append(is_finite(attribution))
@@ -203,38 +205,21 @@ def quadrature_nodes(rule: str, steps: int) -> list[tuple[float, float]]:
     return [(float(x + 1) / 2, float(weight) / 2) for x, weight in zip(points, weights, strict=True)]
 
 
+@dataclass(eq=False)
 class GatePlan(Plan):
-    """Multiplies the output of each head and feed-forward by a gate of one, for each row of the batch.
+    """Multiplies the output of each head and feed-forward by a gate of one, for each of the ``rows`` of the batch.
 
-    Args:
-        rows: Number of rows of the batch. If attention sees a multiple of it, all sequences of a row share one gate.
-            None: each sequence that attention sees has its own.
-        heads: Whether heads have gates; or the keys of the attention layers whose heads have gates.
-        feed_forward: Whether feed-forwards have gates.
-        by_token: Whether each token has gates of its own.
-
-    Attributes:
-        gates: ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``; ``(rows, n, ...)`` by
-            token.
+    All sequences of a row that attention sees share one; without ``rows``, each has its own, and ``by_token`` each
+    token. Heads of the layers with ``layer_keys`` have gates (None: of all), ``feed_forward`` says if the
+    feed-forwards do. ``gates`` are ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``;
+    ``(rows, n, ...)`` by token.
     """
 
-    def __init__(
-        self,
-        rows: int | None = None,
-        *,
-        heads: bool | Collection[str] = True,
-        feed_forward: bool = False,
-        by_token: bool = False,
-    ) -> None:
-        super().__init__()
-        self.rows = rows
-        self.heads = heads
-        self.feed_forward = feed_forward
-        self.by_token = by_token
-        self.gates: dict[str, Tensor] = {}
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return self.heads if isinstance(self.heads, bool) else layer.key in self.heads
+    rows: int | None = None
+    layer_keys: Collection[str] | None = None
+    feed_forward: bool = False
+    by_token: bool = False
+    gates: dict[str, Tensor] = field(default_factory=dict)
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         return AttentionEdit(output=self._gated(f"heads/{call.layer.key}", call.shape[1], (1,)))
@@ -286,7 +271,7 @@ def head_importance(
     """
 
     def gradients(factor: float) -> dict[str, Tensor]:
-        plan = GatePlan(heads={layer.key for layer in attention_layers})
+        plan = GatePlan(layer_keys={layer.key for layer in attention_layers})
         with isolated_pass(adapter.model), torch.enable_grad():
             outputs = forward(plan) if forward else adapter.forward(batch, plan)
             loss: Tensor | None = getattr(outputs, "loss", None)

@@ -51,9 +51,6 @@ def output_kind(model: nn.Module, outputs: Any, batch: Batch) -> str | None:
     """Return the kind of output of an unwrapped model, see :func:`declare_output`; None if it is none of these.
 
     Models without a declaration are judged by the form of their outputs, and by their configuration.
-
-    Raises:
-        AttendropError: The labels of ``batch`` are a number for each output, and nothing says what these are.
     """
     declared: str | None = getattr(model, _DECLARED, None)
     if declared is not None or hasattr(outputs, "start_logits"):
@@ -130,10 +127,8 @@ def answer_logits(outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Find the span of each row with the greatest sum of a start and an end logit.
 
-    A span has only tokens that are ``allowed``, at most ``MOST_ANSWER_TOKENS``. All three are ``(batch, n)``.
-
-    Returns:
-        Sums, first and last tokens, ``(batch,)``; minus infinity, 0 and 0 in a row without an allowed token.
+    A span has only tokens that are ``allowed``, at most ``MOST_ANSWER_TOKENS``. All three are ``(batch, n)``; sums,
+    first and last tokens ``(batch,)``; minus infinity, 0 and 0 in a row without an allowed token.
     """
     gaps = (~allowed).cumsum(-1)
     further = (0, MOST_ANSWER_TOKENS - 1)
@@ -150,11 +145,8 @@ def best_spans(start: Tensor, end: Tensor, allowed: Tensor) -> tuple[Tensor, Ten
 def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Move labels of tokens, ``(batch, n)``, to the positions that predict them: causal language models the next token.
 
-    The model is unwrapped, its logits are ``(batch, n, classes)``, and labels are -100 where there is none. Without
-    ``labels`` in the batch, returns None.
-
-    Raises:
-        AttendropError: There is not one label for each position.
+    The model is unwrapped, its logits are ``(batch, n, classes)``, and labels are -100 where there is none; None
+    without ``labels`` in the batch.
     """
     labels: Tensor | None = batch.get("labels")
     if labels is None:
@@ -241,14 +233,8 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     any, with the target ``"loss"``       the negative loss of the batch
     ====================================  ==========================================================================
 
-    Args:
-        model: The model, for its kind.
-        outputs: Outputs of the model, with ``logits``; for its loss, with ``loss``.
-        batch: Its inputs. Gold labels need ``labels``.
-        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``; ``"loss"``.
-
-    Raises:
-        AttendropError: Labels or the loss are needed and missing, or the outputs are of no known form.
+    The ``target`` is ``"pseudo_label"``, what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``, which needs
+    ``labels`` in the batch; or ``"loss"``. Raises AttendropError where these are missing, or outputs of no known form.
     """
     if target == "loss":
         if getattr(outputs, "loss", None) is None:
@@ -258,7 +244,21 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         return lambda outputs: -outputs.loss
     kind = output_kind(model, outputs, batch)
     if kind == SPAN:
-        return _span_target(outputs, batch, target)
+        if target == "gold_label":
+            first = _required(batch.get("start_positions"), "start_positions")
+            last = _required(batch.get("end_positions"), "end_positions")
+        else:
+            start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
+            _, first, last = best_spans(start, end, answer_tokens(batch, start))
+        # A position beyond the tokens is not in this window: the model's loss ignores it.
+        places = [answer_positions(outputs.start_logits, position)[:, None] for position in (first, last)]
+
+        def score_of_span(outputs: Any) -> Tensor:
+            ends = (functional.pad(logits, (0, 1)) for logits in (outputs.start_logits, outputs.end_logits))
+            first, last = (end.gather(-1, place).squeeze(-1) for end, place in zip(ends, places, strict=True))
+            return first + last
+
+        return score_of_span
     logits: Tensor | None = getattr(outputs, "logits", None)
     if kind is None or logits is None:
         form = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
@@ -267,7 +267,25 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         )
     labels = batch.get("labels")
     if kind == TOKENS:
-        return _token_target(model, logits, batch, target)
+        labels = aligned_labels(model, logits, batch)
+        if labels is not None:
+            scored = labels != -100
+        elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
+            scored = batch["attention_mask"].bool()
+        else:
+            scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
+        tokens = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
+        # An encoder-decoder model that generates begins with the token that its generation forces, such as a language.
+        forced = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)
+        if target != "gold_label" and forced is not None and getattr(model.config, "is_encoder_decoder", False):
+            tokens[:, 0] = forced
+        ids = tokens.where(scored, 0)[..., None]
+
+        def score_of_tokens(outputs: Any) -> Tensor:
+            likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, ids).squeeze(-1)
+            return torch.where(scored, likelihood, 0).sum(-1)
+
+        return score_of_tokens
     if kind == NUMBER:
         if labels is None and target == "pseudo_label":
             return lambda outputs: outputs.logits.sum(-1)
@@ -284,46 +302,6 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     classes = classes.reshape(-1)
     labelled, index = classes != -100, classes.clamp(min=0)[:, None]
     return lambda outputs: outputs.logits.gather(-1, index).squeeze(-1).where(labelled, 0)
-
-
-def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
-    if target == "gold_label":
-        first = _required(batch.get("start_positions"), "start_positions")
-        last = _required(batch.get("end_positions"), "end_positions")
-    else:
-        start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
-        _, first, last = best_spans(start, end, answer_tokens(batch, start))
-
-    def pick(logits: Tensor, position: Tensor) -> Tensor:
-        # A position beyond the tokens is not in this window: the model's loss ignores it.
-        return functional.pad(logits, (0, 1)).gather(-1, answer_positions(logits, position)[:, None]).squeeze(-1)
-
-    def score(outputs: Any) -> Tensor:
-        return pick(outputs.start_logits, first) + pick(outputs.end_logits, last)
-
-    return score
-
-
-def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -> Target:
-    labels = aligned_labels(model, logits, batch)
-    if labels is not None:
-        scored = labels != -100
-    elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
-        scored = batch["attention_mask"].bool()
-    else:
-        scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
-    tokens = _required(labels) if target == "gold_label" else logits.detach().argmax(-1)
-    # An encoder-decoder model that generates begins with the token that its generation forces, such as a language.
-    first = getattr(getattr(model, "generation_config", None), "forced_bos_token_id", None)
-    if target != "gold_label" and first is not None and getattr(model.config, "is_encoder_decoder", False):
-        tokens[:, 0] = first
-    index = tokens.where(scored, 0)[..., None]
-
-    def score(outputs: Any) -> Tensor:
-        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, index).squeeze(-1)
-        return torch.where(scored, likelihood, 0).sum(-1)
-
-    return score
 
 
 def _required(labels: Tensor | None, name: str = "labels", also: str = "") -> Tensor:

@@ -59,9 +59,9 @@ def _default(default: object) -> str:
 @ui.app.command()
 def tasks(as_json: ui.Json = False) -> None:
     """List the named tasks, and the kinds of tasks for files of your own, with their labels and metrics."""
+    from attendrop.tasks.base import TASK_TYPES
     from attendrop.tasks.custom_files import files_task
     from attendrop.tasks.registry import get_task, task_names
-    from attendrop.tasks.types.registry import TASK_TYPES
 
     found = [get_task(name) for name in task_names()]
     for each in TASK_TYPES:

@@ -154,7 +154,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     from attendrop.cli.progress import dropped_fraction
     from attendrop.methods.core.registry import build_method
     from attendrop.runs.model_card import scored_once
-    from attendrop.tasks.acceptance import promise
+    from attendrop.tasks.error_analysis import promise
 
     data, metric, history = metrics["data"], metrics["metric"].replace("_", " "), metrics["history"]
     acted, epochs = "no epoch", [entry for entry in history if entry["regularized"]]

@@ -192,7 +192,8 @@ class GeneratorState(MethodState):
     def close(self) -> None:
         self._hook.remove()
         if self.players is not None:
-            self.players.defender.close()
+            self.players.defender.optimizer.state.clear()
+            self.players.defender.discard()
 
     def _create(self, first: dict[str, Any]) -> Players:
         self.first = first
@@ -355,12 +356,21 @@ class AttendOut(Method):
     generator_learning_rate: float = option(5e-5, positive())
     generator_schedule: str = option("constant", choice("constant", "linear"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
-    defender_device: str = option("", Range("a device (cuda:1), next, or ''", lambda _, value: _device(value)))
+    defender_device: str = option("", Range("a device (cuda:1), next, or ''", lambda _, value: value))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, default in _DEFAULTS[self.variant].items():
             object.__setattr__(self, name, getattr(self, name) or default)
+        try:
+            known = self.defender_device in ("", "next") or torch.device(self.defender_device).type != "meta"
+        except (RuntimeError, TypeError):
+            known = False
+        if not known:
+            raise AttendropError(
+                f"defender_device={self.defender_device!r} is not a device; use 'cuda:1', 'cpu', 'next', or '' for the "
+                "same."
+            )
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         chosen = super().selected_layers(attention_layers)
@@ -405,19 +415,6 @@ class AttendOut(Method):
         if pi is None or self.variant != "pruning":
             return None
         return LayerRanking("generator", pi, significant=False)
-
-
-def _device(name: object) -> object:
-    """Return the name if it is empty, ``"next"`` or a torch device other than ``"meta"``."""
-    try:
-        known = name in ("", "next") or torch.device(str(name)).type != "meta"
-    except RuntimeError:
-        known = False
-    if not known:
-        raise AttendropError(
-            f"defender_device={name!r} is not a device; use 'cuda:1', 'cpu', 'next', or '' for the same."
-        )
-    return name
 
 
 def scores(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
-from attendrop.attention.plan import ReadyMask
 from attendrop.attribution.finite_gradients import all_finite
 from attendrop.extend import (
     AttendropError,
@@ -28,7 +27,9 @@ from attendrop.extend import (
     AttentionLayer,
     Batch,
     ComputeLoss,
+    DroppedScores,
     Plan,
+    RandomMaskPlan,
     SampleKey,
     StepContext,
     TrainingContext,
@@ -37,7 +38,7 @@ from attendrop.extend import (
     sample_mask,
 )
 from attendrop.methods.core.context import LayerCounts, RunningStatistics
-from attendrop.randomness.candidates import layers_at_once, pack, unpack
+from attendrop.randomness.candidates import pack, unpack
 from attendrop.support.models import skips_step, to_device, trained_tensors, transformers_model
 
 if TYPE_CHECKING:
@@ -51,10 +52,6 @@ class Generator(nn.Module):
     once for each attention layer of the model. The scores of its ``l``-th application, ``(batch, heads, n, n)``, are
     the logits of dropping in the model's layer ``l``. ``method`` is an :class:`attendrop.AttendOut`; ``first_layer`` is
     the name of the model's first attention module, ``inputs`` are some that the model accepts.
-
-    Raises:
-        AttendropError: The embeddings of the model cannot be separated from its layers, or ``heads`` does not divide
-            its width.
     """
 
     bias: Tensor
@@ -357,7 +354,7 @@ class Players:
         with torch.no_grad(), evaluating(adapter.model), forked_rng(adapter.model):
             for batch in batches:
                 adapter.trace(batch)
-                decide = Decide(self, batch)
+                decide = Decide(self, Draft(self.generator, batch), self.layers)
                 adapter.forward(batch, decide)
                 counts = {key: pair + counts.get(key, 0) for key, pair in decide.counts.items()}
         return {key: (pair[0] / pair[1].clamp(min=1)).item() for key, pair in counts.items()}
@@ -366,7 +363,8 @@ class Players:
         """Return the state as tensors and plain values."""
         return {
             "baseline": self.baseline,
-            "defender": self.defender.state_dict(),
+            "defender": {name: tensor.detach() for name, tensor in trained_tensors(self.defender.model).items()},
+            "defender_optimizer": self.defender.optimizer.state_dict(),
             "generator": self.generator.state_dict(),
             "generator_optimizer": self.optimizer.state_dict(),
             "generator_schedule": self.schedule.state_dict(),
@@ -376,56 +374,50 @@ class Players:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state_dict`."""
         self.baseline, self.autocast = state["baseline"], state["autocast"]
-        self.defender.load_state_dict(state["defender"])
+        _copy_tensors(state["defender"], trained_tensors(self.defender.model))
+        self.defender.optimizer.load_state_dict(state["defender_optimizer"])
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["generator_optimizer"])
         self.schedule.load_state_dict(state["generator_schedule"])
 
 
-class Attack(Plan):
+class Attack(RandomMaskPlan):
     """Plan of the attacker's training pass: samples the dropped units, and records in ``micro`` how to do so again.
 
-    The generator is applied to each layer, also to those that are not selected. It decides for many small layers at
-    once when the first of them runs. ``probabilities`` counts the sum of the drop probabilities, and the number of
-    units, by layer key.
+    The generator is applied to each layer, also to those that are not selected. ``probabilities`` counts the sum of the
+    drop probabilities, and the number of units, by layer key.
     """
 
     def __init__(
         self, players: Players, context: StepContext, micro: Micro, probabilities: RunningStatistics | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(players.method, context, keys=players.selected_keys, drops=Attack.decide)  # type: ignore[arg-type]
         self.players = players
-        self.layer_keys = players.layers
-        self.context = context
         self.micro = micro
         self.probabilities = RunningStatistics() if probabilities is None else probabilities
         self.probabilities.passes += 1
-        self.edits: dict[str, AttentionEdit | None] = {}  # of the layers that have run
-        # Of those that may run: the call, the edit, where it is counted that the layer ran, and its place there.
-        self._ahead: dict[str, tuple[AttentionCall, AttentionEdit, Sequence[LayerCounts], int]] = {}
+        self._totals: dict[str, LayerCounts] = {}  # what is counted of each layer, if it runs
         self._masks: list[Tensor | None] = []
         self._draft: Draft | None = None  # begun at the first layer that runs, where the model's precision shows
 
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.players.layers
+
     @torch.no_grad()
-    def edit(self, call: AttentionCall) -> AttentionEdit | None:
-        key, valid = call.layer.key, call.valid
-        if key in self.edits:  # activation checkpointing calls this twice
-            return self.edits[key]
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:  # type: ignore[override]
+        players, key, valid, edit = self.players, call.layer.key, call.valid, None
+        if key in self.micro.layers:  # activation checkpointing calls this twice
+            return super().edit(call) if key in players.selected_keys else None
         if self._draft is None:
             on = torch.is_autocast_enabled(call.device.type)
-            self.players.autocast = torch.get_autocast_dtype(call.device.type) if on else None
-        with self.players.precision(call.device):
-            self._draft = self._draft or Draft(self.players.generator, self.context.inputs)
-            if key not in self.players.selected_keys:
-                self.players.logits(self._draft, call)
-                self.edits[key] = None
+            players.autocast = torch.get_autocast_dtype(call.device.type) if on else None
+        with players.precision(call.device):
+            self._draft = self._draft or Draft(players.generator, self.context.inputs)
+            if key in players.selected_keys:
+                edit = super().edit(call)
+                self._totals[key].ran.add(self._totals[key].names.index(key))
             else:
-                ahead = self._ahead.get(key)
-                if ahead is None or ahead[0].shape != call.shape or ahead[0].valid is not valid:
-                    self._decide(call)
-                _, self.edits[key], counts, place = self._ahead.pop(key)
-                for each in counts:
-                    each.ran.add(place)
+                players.logits(self._draft, call)
         for index, known in enumerate(self._masks):  # distinct ones, which the micro-batch keeps packed
             if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
                 self.micro.layers[key] = index
@@ -434,48 +426,43 @@ class Attack(Plan):
             self.micro.layers[key] = len(self._masks)
             self._masks.append(valid)
             self.micro.masks.append(None if valid is None else pack(valid))
-        return self.edits[key]
+        return edit
 
-    def _decide(self, call: AttentionCall) -> None:
-        """Sample what to drop in a layer and, if they are small, in the selected ones after it."""
+    def decide(self, call: AttentionCall) -> DroppedScores:
+        """Sample what to drop in the layers of a call."""
         assert self._draft is not None
         players = self.players
-        at_a_time = layers_at_once(math.prod(call.shape), len(players.attention_layers), call.device)
-        layers = [call.layer, *(layer for layer in players.attention_layers if layer.index > call.layer.index)]
         if self._draft.applications > call.layer.index + 1:  # decided ahead for another mask of keys: begin again
-            self._draft, at_a_time = Draft(players.generator, self.context.inputs), 0
+            self._draft = Draft(players.generator, self.context.inputs)
             for key, index in self.micro.layers.items():
                 self._draft.scores(players.layers[key].index, self._masks[index])
-        layers = layers[: max(1, at_a_time)]
-        stack = call.stacked(layers)
-        _, units, dropped, probabilities = players.act(self._draft, stack, self.micro.key)
-        number, total, count = (
-            each.reshape(len(layers), -1).sum(1)
-            for each in (units.expand(dropped.shape), probabilities * units, dropped)
+        _, units, dropped, probabilities = players.act(self._draft, call, self.micro.key)
+        names = [layer.key for layer in call.layers]
+        total, number, count = (
+            each.reshape(len(names), -1).sum(1, dtype=torch.float64)  # as a resumed run has them
+            for each in (probabilities * units, units.expand(dropped.shape), dropped)
         )
-        self.micro.sequences, keys = len(dropped) // len(layers), [layer.key for layer in layers]
-        totals = LayerCounts(keys, torch.stack([total, number], -1).double())  # as a resumed run has them
+        totals, self._counts = LayerCounts(names, torch.stack([total, number], -1)), (count, number)
         self.probabilities.count(totals)
-        counts = self.context.report_layers(keys, count, number), totals
+        self._totals |= dict.fromkeys(names, totals)
+        self.micro.sequences = len(dropped) // len(call.layers)
         if dropped.shape[1] > 1:
             dropped = dropped.repeat_interleave(call.shape[1] // dropped.shape[1], 1)
-        ready: Sequence[ReadyMask | None] = [None] * len(layers)
-        if at_a_time:
-            ready = ReadyMask.of(stack.valid, dropped, stack.shape, stack.dtype, whole_rows=True).split(stack)
-        for place, (layer, drop) in enumerate(zip(layers, stack.split(dropped), strict=True)):
-            edit = AttentionEdit(drop=drop, ready=ready[place])
-            self._ahead[layer.key] = call, edit, counts, place
+        return DroppedScores(dropped)
+
+    def _report(self, call: AttentionCall, *_: Any, **__: Any) -> LayerCounts:
+        """Count units, which may be whole heads, in place of positions."""
+        return self.context.report_layers([layer.key for layer in call.layers], *self._counts)
 
 
+@dataclass(eq=False)
 class Decide(Plan):
     """Plan without edits that counts the units that the generator drops with a probability above 1/2."""
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
-        super().__init__()
-        self.players = players
-        self.layer_keys = players.layers
-        self.draft = Draft(players.generator, inputs)
-        self.counts: dict[str, Tensor] = {}
+    players: Players
+    draft: Draft
+    layer_keys: Collection[str] = ()
+    counts: dict[str, Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> None:
@@ -599,21 +586,6 @@ class SecondModel:
         else:
             _copy_tensors(trained_tensors(self.model), trained_tensors(self.first))
             _copy_state(self.optimizer, self.first_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is trained, and the optimizer state."""
-        trained = {name: tensor.detach() for name, tensor in trained_tensors(self.model).items()}
-        return {"model": trained, "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`."""
-        _copy_tensors(state["model"], trained_tensors(self.model))
-        self.optimizer.load_state_dict(state["optimizer"])
-
-    def close(self) -> None:
-        """Free gradients, and the own optimizer's state."""
-        self.optimizer.state.clear()
-        self.discard()
 
     @torch.no_grad()
     def _add(self, found: list[Tensor | None], weight: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attendrop.attention.plan import real_tokens
 from attendrop.attribution.predictions import CLASSES, IGNORED, NUMBER, output_kind
+from attendrop.attribution.recording import RecordPlan
 from attendrop.extend import (
     LAYERS,
     AttendropError,
@@ -28,7 +29,6 @@ from attendrop.extend import (
     MethodState,
     Plan,
     Preset,
-    RandomMaskPlan,
     StepContext,
     choice,
     count,
@@ -241,49 +241,44 @@ class HiddenCut(Method):
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         attention_layers = context.adapter.attention_layers
         kind = "encoder" if any(layer.kind == "encoder" for layer in attention_layers) else "decoder"
-        chosen = {layer.key for layer in self.selected_layers(attention_layers) if layer.kind == kind}
-        keys = {block.key for block in context.adapter.blocks if block.key in chosen}
+        chosen = [layer for layer in self.selected_layers(attention_layers) if layer.kind == kind]
+        keys = {block.key for block in context.adapter.blocks} & {layer.key for layer in chosen}
         if not keys:
             raise AttendropError(f"layers={self.layers!r} selects no block of the {kind}; choose layers of the {kind}.")
         received: dict[str, Tensor] = {}
 
-        def record(_: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            key, rows = call.layer.key, call.valid_queries()
+        def record(call: AttentionCall, weights: Tensor) -> None:
+            given, rows = upcast(weights.detach()), call.valid_queries()
+            received.setdefault(call.layer.key, (given if rows is None else given * rows).sum((1, 2)))
 
-            def kept(weights: Tensor) -> Tensor:
-                if key not in received:
-                    given = upcast(weights.detach())
-                    received[key] = (given if rows is None else given * rows).sum((1, 2))
-                return weights
-
-            return AttentionEdit(weights=kept)
-
-        by_attention = self.select_by == "attention"
-        clean = compute_loss(context.batch, RandomMaskPlan(self, context, record, keys) if by_attention else None)
-        cuts = [Cut(context, self, keys, received if by_attention else None, view) for view in range(self.views)]
+        observed = None
+        if self.select_by == "attention":
+            observed = RecordPlan([layer for layer in chosen if layer.key in keys], record)
+        clean = compute_loss(context.batch, observed)
+        cuts = [Cut(context, self, None if observed is None else received, view, keys) for view in range(self.views)]
         return with_views(context, compute_loss, clean, cuts, self.gamma, self.eta)
 
 
+@dataclass(eq=False)
 class Cut(Plan):
-    """Plan that cuts one span in each of the blocks with these ``keys``, in a ``view`` given by its number.
+    """Plan that cuts one span in each of the blocks with these keys, in a ``view`` given by its number.
 
     ``received`` is the attention that each token receives in these blocks, if it determines the start of a span.
     """
 
-    def __init__(
-        self, context: StepContext, method: HiddenCut, keys: set[str], received: dict[str, Tensor] | None, view: int
-    ) -> None:
-        super().__init__()
-        self.context, self.method, self.received, self.view = context, method, received, view
-        self.layer_keys: set[str] = keys
-        self.spans: dict[str, Tensor] = {}
-        self._valid: dict[str, Tensor] = {}
+    context: StepContext
+    method: HiddenCut
+    received: dict[str, Tensor] | None
+    view: int
+    layer_keys: Collection[str] = ()
+    spans: dict[str, Tensor] = field(default_factory=dict)
+    valid: dict[str, Tensor] = field(default_factory=dict)  # the positions that hold tokens
 
     def edit(self, call: AttentionCall) -> None:
         """Record which positions hold tokens."""
         shape = (call.shape[0], call.shape[3])
         valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid.any(1).any(1)
-        self._valid[call.layer.key] = valid.expand(shape)
+        self.valid[call.layer.key] = valid.expand(shape)
 
     def block(self, block: Block) -> BlockEdit | None:
         skipped = self.received is not None and block.key not in self.received  # by the model, in the first pass
@@ -291,27 +286,22 @@ class Cut(Plan):
             return None
 
         def cut(states: Tensor) -> Tensor:
-            if block.key not in self.spans:
-                self.spans[block.key] = self._sample(block.key)
-            return states.masked_fill(self.spans[block.key][..., None], 0)
+            key, valid = block.key, self.valid[block.key]
+            if key not in self.spans:  # of each sequence, ``(batch, n)``; padding is not counted in positions
+                total, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
+                length = floor_fraction(total, self.method.alpha).clamp(min=1)
+                sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
+                if self.received is None:
+                    start = (sampled * (total - length + 1)).long()
+                else:
+                    order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
+                    among = floor_fraction(total, self.method.candidates).clamp(min=1)
+                    start = number.gather(-1, order.gather(-1, (sampled * among).long()))
+                found = self.spans[key] = valid & (number >= start) & (number < start + length)
+                self.context.report(key, found.sum(), valid.sum())
+            return states.masked_fill(self.spans[key][..., None], 0)
 
         return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
-
-    def _sample(self, key: str) -> Tensor:
-        """Sample the span of each sequence, ``(batch, n)``; padding is not counted in positions."""
-        valid = self._valid[key]
-        total, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
-        length = floor_fraction(total, self.method.alpha).clamp(min=1)
-        sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
-        if self.received is None:
-            start = (sampled * (total - length + 1)).long()
-        else:
-            order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
-            among = floor_fraction(total, self.method.candidates).clamp(min=1)
-            start = number.gather(-1, order.gather(-1, (sampled * among).long()))
-        found = valid & (number >= start) & (number < start + length)
-        self.context.report(key, found.sum(), valid.sum())
-        return found
 
 
 @dataclass(frozen=True)
@@ -375,13 +365,13 @@ class SCAL(Method):
         keys: set[str] = set()
         if self.where == "attention":
             keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
-        clean = _Perturbed(keys, {})
+        clean = _Perturbed({}, keys)
         loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if self.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = _Perturbed(keys, clean.perturbations(upcast(loss), self.epsilon, context.model))
+        copy = _Perturbed(clean.perturbations(upcast(loss), self.epsilon, context.model), keys)
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + self.adversarial * adversarial
@@ -398,20 +388,21 @@ class SCAL(Method):
         return loss, outputs
 
 
+@dataclass(eq=False)
 class _Perturbed(Plan):
     """Plan that adds ``given`` perturbations to the word embeddings, ``"words"``, or to the weights of some layers.
 
-    It records these units, by name or key, and the head's input. ``keys`` are those of the layers; empty for words.
+    It records these units, by name or key, and the head's input. ``layer_keys`` are empty for words.
     """
 
-    def __init__(self, keys: Collection[str], given: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.acts_on = frozenset(("features", "attention" if keys else "embeddings"))
-        self.layer_keys = keys
-        self.given = given
-        self.units: dict[str, Tensor] = {}
-        self.read: Tensor | None = None
-        self._valid: dict[str, Tensor | None] = {}
+    given: Mapping[str, Tensor]
+    layer_keys: Collection[str] = ()
+    units: dict[str, Tensor] = field(default_factory=dict)
+    valid: dict[str, Tensor | None] = field(default_factory=dict)
+    read: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.acts_on = frozenset(("features", "attention" if self.layer_keys else "embeddings"))
 
     def features(self, features: Tensor) -> Tensor:
         self.read = features if self.read is None else self.read
@@ -421,7 +412,7 @@ class _Perturbed(Plan):
         return embedded if self.layer_keys or "words" in self.units else self._unit("words", embedded)
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
-        self._valid[call.layer.key] = call.valid
+        self.valid[call.layer.key] = call.valid
         return AttentionEdit(weights=partial(self._unit, call.layer.key))
 
     def _unit(self, key: str, unit: Tensor) -> Tensor:
@@ -435,7 +426,7 @@ class _Perturbed(Plan):
         """Compute ``epsilon g / ||g||`` of each sequence, at valid keys only; zero without gradient."""
         found: dict[str, Tensor] = {}
         for key, wanted in loss_gradients(loss, self.units, model).items() if self.units else ():  # none: all skipped
-            valid = self._valid.get(key)
+            valid = self.valid.get(key)
             wanted = wanted if valid is None else wanted * valid
             norm = wanted.flatten(1).norm(dim=1).view(-1, *[1] * (wanted.ndim - 1))
             tiny = torch.finfo(norm.dtype).tiny

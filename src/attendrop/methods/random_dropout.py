@@ -313,12 +313,11 @@ class LayerDrop(Method):
         return Skipping(sample_layers(context, self.p, blocks, "layer/"))
 
 
+@dataclass(eq=False)
 class Skipping(Plan):
     """Plan that skips the blocks with these keys."""
 
-    def __init__(self, keys: set[str]) -> None:
-        super().__init__()
-        self.keys = keys
+    keys: set[str]
 
     def block(self, block: Block) -> BlockEdit | None:
         return BlockEdit(skip=True) if block.attention_layers and block.key in self.keys else None

@@ -74,9 +74,6 @@ class _MixoutState(WeightMixing):
             self.names = None
         return super().batch(context)
 
-    def choose(self, context: StepContext) -> list[str]:
-        return list(self.targets)
-
     def state_dict(self) -> dict[str, Any]:
         return {"pretrained": dict(self.targets)}
 
@@ -278,20 +275,16 @@ class ChildTuning(Method):
         return self.state_class(self, training) if self.variant == "F" else _Driven(self, training)
 
 
-def layer_parameters(model: nn.Module) -> list[str]:
-    """Return the names of the layers' parameters; of layers that are not in a ``ModuleList``, of all but the head's."""
-    lists = tuple(f"{name}." for name, module in below_the_head(model) if isinstance(module, nn.ModuleList))
-    return [name for name, _ in model.named_parameters() if name.startswith(lists)] or pretrained_parameters(model)
-
-
 def fisher_information(
     training: TrainingContext, method: ChildTuning, known: Collection[str] = ()
 ) -> dict[str, Tensor]:
     """Compute the mean squared gradient of the loss of training batches, for each trained layer parameter not known."""
     assert training.train_data is not None
     model = training.model
-    names = set(layer_parameters(model)).difference(known)
-    chosen = {name: p for name, p in model.named_parameters() if name in names and p.requires_grad}
+    lists = tuple(f"{name}." for name, module in below_the_head(model) if isinstance(module, nn.ModuleList))
+    names = {name for name, _ in model.named_parameters() if name.startswith(lists)}
+    names = names or {*pretrained_parameters(model)}  # of layers that are not in a list, all but the head's
+    chosen = {name: p for name, p in model.named_parameters() if name in names - {*known} and p.requires_grad}
     if not (chosen or known):
         raise AttendropError(f"{type(model).__name__} has no trainable layers for a child network; unfreeze some.")
     if not chosen:
@@ -362,8 +355,9 @@ class _SuperT(MethodState):
             for module in modules:
                 refuse_quantized(base_layer(module))
         self.loss_scale = context.loss_scale
-        method, by_token = self.method, self.method.absolute == "token"
-        plan = GatePlan(context.key.rows, heads=method.heads, feed_forward=method.feed_forward, by_token=by_token)
+        method, keys = self.method, None if self.method.heads else ()
+        by_token = method.absolute == "token"
+        plan = GatePlan(context.key.rows, keys, method.feed_forward, by_token)
         self._gates.append(plan)
         return plan
 
@@ -384,8 +378,20 @@ class _SuperT(MethodState):
         forwards = sum(block.feed_forward is not None for block in self._adapter.blocks)
         known = len(self._adapter.attention_layers) * self.method.heads + forwards * self.method.feed_forward
         if not self._checked and len(self.importance) >= known:  # LayerDrop may have skipped some layers until now
-            self._checked = True
-            self._check_fraction()
+            self._checked, fraction = True, self.method.fraction
+            chosen = lowest(self.importance, fraction)
+            if not any(chosen.values()):
+                raise AttendropError(
+                    f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each "
+                    f"layer, and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
+                )
+            for kind, words in _KINDS.items():
+                units, pruned = _count(self.importance, kind), _count(chosen, kind)
+                if units and (not pruned or pruned < int(fraction * units + 1e-6)):
+                    logger.warning(
+                        "Of %d %s %d are pruned, for fraction=%s, which is rounded down; one head stays in each layer.",
+                        units, words, pruned, fraction,
+                    )  # fmt: skip
         if steps_taken < self.search_steps:
             return {}
         self.start.rewind()
@@ -438,22 +444,6 @@ class _SuperT(MethodState):
             elif numbers:
                 found[kind].append(place)
         return {"supert": found}
-
-    def _check_fraction(self) -> None:
-        """Raise AttendropError if nothing would be pruned."""
-        fraction, chosen = self.method.fraction, lowest(self.importance, self.method.fraction)
-        if not any(chosen.values()):
-            raise AttendropError(
-                f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, "
-                f"and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
-            )
-        for kind, words in _KINDS.items():
-            total, pruned = _count(self.importance, kind), _count(chosen, kind)
-            if total and (not pruned or pruned < int(fraction * total + 1e-6)):
-                logger.warning(
-                    "Of %d %s %d are pruned, for fraction=%s, which is rounded down; one head stays in each layer.",
-                    total, words, pruned, fraction,
-                )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,8 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
 
     With scores of zero, softmax gives all valid keys exactly the same weight. The copy is a model of the same class,
     which transformers runs and trains like any other. Queries and keys stay zero in training, because the gradients of
-    both vanish.
-
-    Raises:
-        AttendropError: There is no such layer, or the model is not supported, or zero queries and keys do not make its
-            attention constant, or change more than that: some models add other terms to their scores, or also make
-            gates (Qwen3-Next), values (Gemma 4), or the keys of other layers (Gemma 3n) with these projections.
+    both vanish. Refused are models that add other terms to their scores, or also make gates (Qwen3-Next), values
+    (Gemma 4), or the keys of other layers (Gemma 3n) with these projections.
     """
     attention_layers = prunable_layers(model)
     check_numbers(layers, len(attention_layers))

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -185,7 +186,7 @@ def prune(
         selection,
         pi,
         lambda: importance(model, attention_layers, found),
-        loss_score(found) if score is None else score,
+        partial(loss_score, found) if score is None else score,
         tolerance,
     )
     undecided = undecided_message(trials, len(light.layers), tolerance)
@@ -311,23 +312,19 @@ def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> s
     )
 
 
-def loss_score(batches: Sequence[Batch]) -> Score:
-    """Make a score function: the negative loss on each row of some batches."""
-
-    def score(model: PrunedModel) -> list[float]:
-        found = []
-        for batch in batches:
-            rows = number_of_rows(batch)
-            for number in range(rows):  # each as a batch, with its padding
-                row = dict(batch)
-                for name, value in batch.items():
-                    if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,):
-                        row[name] = value[number : number + 1]
-                with torch.no_grad():
-                    found.append(-float(loss_and_outputs(model(**row))[0]))
-        return found
-
-    return score
+def loss_score(batches: Sequence[Batch], model: PrunedModel) -> list[float]:
+    """Compute the negative loss on each row of some batches."""
+    found = []
+    for batch in batches:
+        rows = number_of_rows(batch)
+        for number in range(rows):  # each as a batch, with its padding
+            row = dict(batch)
+            for name, value in batch.items():
+                if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,):
+                    row[name] = value[number : number + 1]
+            with torch.no_grad():
+                found.append(-float(loss_and_outputs(model(**row))[0]))
+    return found
 
 
 def _predictions(judge: Judge, model: PrunedModel) -> Predictions:

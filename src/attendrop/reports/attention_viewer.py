@@ -39,13 +39,12 @@ from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
-from attendrop.tasks.base import encode_columns
+from attendrop.tasks.base import encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.table import BadValue
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD, WINDOWS
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.training.regularization import Regularization, labelled_data, run_model
 from attendrop.wording import counted
 

@@ -38,7 +38,7 @@ from attendrop.methods.core.options import (
     unit_interval,
 )
 from attendrop.support.files import MINILM
-from attendrop.tasks.class_names import AUTO, check_label_names, check_unlabelled, why_no_names
+from attendrop.tasks.class_names import AUTO, check_texts
 from attendrop.tasks.table import (
     GUESSED,
     HUB,
@@ -47,7 +47,6 @@ from attendrop.tasks.table import (
     UNKNOWN_LABELS,
     column_names,
     default_columns,
-    default_label_type,
     files_of,
     with_files,
 )
@@ -349,7 +348,7 @@ class RunConfig:
         None, "score", "Accuracy of the answers that predict accepts, such as 0.95.", unit_interval(), shown="no"
     )
     """From a least confidence on, which is chosen on the evaluation rows with 90 % confidence, see
-    :func:`attendrop.tasks.acceptance.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
+    :func:`attendrop.tasks.error_analysis.choose_threshold`. Without evaluation data, ``test_fraction`` is 0.25. For
     classification."""
     pooling: str = option(
         "auto", "start", "What the classifier reads: cls, mean (of all tokens) or auto.", choice("auto", "cls", "mean")
@@ -480,10 +479,8 @@ class RunConfig:
         if self.group_column is not None and self.group_column == self.label_column:
             raise AttendropError(f"group-column '{self.group_column}' is the label column; name another.")
         of_names = (self.task, self.label_type, len(self.text_columns))
-        check_label_names(self.label_names, why_no_names(*of_names))
-        if why_no_names(*of_names):  # known without reading the data
+        if check_texts(self.label_names, self.unlabelled, *of_names):  # known without reading the data
             self._set(label_names=None)
-        check_unlabelled(self.unlabelled, *of_names)
         if on_data is not None:
             on_data(self)
         method = self.regularizer
@@ -531,11 +528,11 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
-        usual, label = default_columns(file)
+        usual, label, label_type = default_columns(file)
         self._set(text_columns=self.text_columns or usual)
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
-            self._set(label_type=default_label_type(file))
+            self._set(label_type=label_type)
         labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
         if self.text_columns and labelled:
             return
@@ -674,7 +671,7 @@ class Source:
         They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
         otherwise.
         """
-        texts, label = default_columns(f"x.{self.input_format}" if file == STDIN else file)
+        texts, label, _ = default_columns(f"x.{self.input_format}" if file == STDIN else file)
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
         if texts and default_columns(trained.get("train_file"))[0] != texts:
             as_trained, trained_label = (), None  # files of this format have their own columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,15 +19,13 @@ from attendrop.runs.result_cache import cached
 from attendrop.support.files import known_sha256
 from attendrop.tasks.base import Task, TaskData, encode, with_others
 from attendrop.tasks.class_names import (
-    check_label_names,
-    check_unlabelled,
+    check_texts,
     counted_names,
     in_words,
     read_label_names,
     read_unlabelled,
     same_text,
     telling_names,
-    why_no_names,
     why_no_rows,
 )
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
@@ -199,7 +197,6 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     selection, reward = (None if rows is None else with_others(rows) for rows in (selection, reward))
     report = {name: with_others(rows) for name, rows in report.items()}
     parts = Parts(with_others(kept), selection, report, reward, len(texts), left_out)
-    check_unlabelled(config.unlabelled, config.task, task_type.label_type, len(task.text_columns))
     if config.unlabelled is None:
         return parts
     drawn = [part for name, part in parts.named.items() if name not in report]
@@ -215,8 +212,8 @@ def _names(
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
     task_type, file = task.type, config.label_names_file
-    reason = why_no_names(config.task, task_type.label_type, len(task.text_columns))
-    check_label_names(config.label_names, reason)
+    of_data = (config.task, task_type.label_type, len(task.text_columns))
+    reason = check_texts(config.label_names, config.unlabelled, *of_data)
     if reason or config.label_names is None or (file is None and why_no_rows(task_type.label_names, rows)):
         return [], ()
     found: list[tuple[str, Any]]
@@ -311,7 +308,7 @@ def data_report(
         "similar_classes": [
             [first[plain(name)], name] for name in classes if first.setdefault(plain(name), name) != name
         ],
-        "likeness": None if (found := class_likeness(parts.train, data.task)) is None else asdict(found),
+        "likeness": class_likeness(parts.train, data.task),
         "skipped": len(data.skipped),
         "skipped_places": skipped_places(data.skipped),
     }

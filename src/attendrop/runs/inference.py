@@ -36,17 +36,15 @@ from attendrop.runs.run_folder import (
 )
 from attendrop.support.files import check_output
 from attendrop.support.models import compute_device
-from attendrop.tasks.acceptance import accepted_share, with_acceptance
-from attendrop.tasks.base import Task, encode, encode_columns
+from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
-from attendrop.tasks.error_analysis import error_analysis
+from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.wording import counted
 
 # Called with the number of rows done, and the number of all rows (None if unknown).
@@ -61,8 +59,8 @@ logger = logging.getLogger(__name__)
 class RunModel:
     """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run.
 
-    ``accept`` says which answers are accepted (:func:`attendrop.tasks.acceptance.choose_threshold`); None if it is not
-    known, because ``--accept`` was not asked for.
+    ``accept`` says which answers are accepted (:func:`attendrop.tasks.error_analysis.choose_threshold`); None if it is
+    not known, because ``--accept`` was not asked for.
     """
 
     folder: str
@@ -329,7 +327,6 @@ def predict(
     ) as writer:  # fmt: skip
         for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
-        writer.write_left_out()
     return _described(model, rows) | {"output": output}
 
 

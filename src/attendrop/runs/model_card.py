@@ -11,7 +11,7 @@ from typing import Any
 
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.support.files import lasting_name
-from attendrop.tasks.acceptance import promise
+from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.table import files_of
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import counted, in_markdown, interval_of, score_text

@@ -26,12 +26,11 @@ from attendrop.runs.config import LoraOptions
 from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.support.models import freeze_unsaved
-from attendrop.tasks.base import Task
+from attendrop.tasks.base import Task, task_type_of_model
 from attendrop.tasks.table import plain
 from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import configure_pooling, is_encoder, pooling_of, read_config
-from attendrop.tasks.types.registry import task_type_of_model
 from attendrop.wording import names_of
 
 logger = logging.getLogger(__name__)

@@ -33,10 +33,10 @@ from attendrop.randomness.device_path import on_cpu
 from attendrop.runs.run_folder import check_whole
 from attendrop.support.files import BASELINE_CONFIG, write_json
 from attendrop.support.models import compute_device
+from attendrop.tasks.base import task_type_of_model
 from attendrop.tasks.tokenization import document_means, fit_tokenizer
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import MODELING_FILE
-from attendrop.tasks.types.registry import task_type_of_model
 
 _WEIGHTS = "baseline.safetensors"
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.

@@ -24,9 +24,8 @@ from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun, decided
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.support.files import finite
-from attendrop.tasks.acceptance import choose_threshold
 from attendrop.tasks.base import Task
-from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, error_analysis
+from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, choose_threshold, error_analysis
 from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores
 from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, texts_of

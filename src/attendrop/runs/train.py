@@ -76,13 +76,13 @@ from attendrop.runs.run_trainer import (
 )
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
-from attendrop.tasks.acceptance import promise
 from attendrop.tasks.class_names import names_told, unlabelled_told
+from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped
 from attendrop.tasks.tokenization import columns_of
-from attendrop.tasks.types.model_classes import pools_mean
+from attendrop.tasks.types.modeling_mean_pooling import MeanPooling
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
 
@@ -358,7 +358,7 @@ def _save_model(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], 
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
-    stock = not pools_mean(transformers_model(model))
+    stock = not isinstance(transformers_model(model), MeanPooling)
     if has_adapter(model) and stock:
         save_adapter(model, files, lasting_name(run.config.model))
     else:  # transformers and PEFT would put an adapter on a class of their own

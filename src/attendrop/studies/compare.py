@@ -38,8 +38,8 @@ from attendrop.studies.learning_curve import CURVE, HALVINGS, MODELS, SEEDS, Lea
 from attendrop.studies.screening import ENCODERS, Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.support.files import finite, model_sha256, write_json, write_text
-from attendrop.tasks.acceptance import promise
 from attendrop.tasks.base import Task
+from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
 from attendrop.wording import aligned, csv_of_records, in_markdown, markdown_table, score_text
@@ -72,7 +72,7 @@ class Outcome:
         trials: The settings that were tried, by label of the one they began with; empty without a search.
         kept: Label of the row whose model was kept; None if none was.
         accept: Which of its answers to accept, if that was asked for, see
-            :func:`attendrop.tasks.acceptance.choose_threshold`.
+            :func:`attendrop.tasks.error_analysis.choose_threshold`.
         best: Folder of this model.
     """
 

@@ -195,7 +195,7 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
     p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads])
     ranked = [first]
     for (_, each), lead, p in zip(others, leads, p_values, strict=True):
-        ranked.append(replace(each, difference=lead and lead.mean, p_holm=p))
+        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p))
     return Screening(task.metric, len(real), tuple(ranked), tuple(left_out))
 
 

@@ -1,24 +1,58 @@
-"""Tasks: columns, classes and metrics; the data loaded for a task, and its encoding."""
+"""Tasks and their kinds: columns, classes and metrics; the data loaded for a task, and its encoding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 from uuid import uuid4
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from attendrop.errors import AttendropError
+from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.table import SkippedRow
 from attendrop.tasks.tokenization import DOCUMENT, HEAD, split_long
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.registry import get_task_type
+from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
+from attendrop.tasks.types.token_classification import SPANS, EntitySpans, TokenClassification
+from attendrop.tasks.types.translation import Translation
 
+TASK_TYPES: tuple[type[TaskType], ...] = (
+    MultipleChoice, Translation, EntitySpans, TokenClassification, MultiLabel, Regression, Classification,
+)  # fmt: skip
 # Column of what other columns of a row say, in front of its text.
 OTHERS = "other_columns"
+
+
+def get_task_type(kind: str, label_names: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> TaskType:
+    """Return a kind of task, with its classes and options; raise AttendropError for an unknown one."""
+    found = {each.kind: each for each in TASK_TYPES}
+    check_known(kind, found, f"there is no kind of task {kind!r}", f"the kinds are {', '.join(sorted(found))}")
+    return found[kind](tuple(label_names)).with_options(options or {})
+
+
+def task_type_of_model(config: PreTrainedConfig, *, command: str | None = None) -> TaskType:
+    """Return the kind of task of a saved model, with its classes, if it has any; with a command, one that it works for.
+
+    Models are known by their class; those for sequence classification by their loss, or by a single output. Any other
+    is taken for a classifier, whose loading says what is missing.
+    """
+    ids: Any = config.id2label or {}  # JSON keys are converted back
+    found: type[TaskType] = Classification
+    if config.problem_type == MultiLabel.problem_type:
+        found = MultiLabel
+    elif config.problem_type == Regression.problem_type or len(ids) == 1:
+        found = Regression
+    for each in TASK_TYPES:
+        named = each.class_name(config) in (config.architectures or ())
+        if not each.one_vector and command not in each.refused and named:
+            found = each
+    if found is TokenClassification and getattr(config, SPANS, False):
+        found = EntitySpans
+    has_names = not found.generates and found is not Regression
+    return found(tuple(ids[number] for number in sorted(ids)) if has_names else ())
 
 
 @dataclass(frozen=True)
@@ -94,12 +128,8 @@ def with_others(rows: Dataset, *, joined: bool = True) -> Dataset:
 def encode(dataset: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
     """Tokenize the texts, without padding (the collator pads batches).
 
-    Args:
-        dataset: The rows.
-        task: The task.
-        tokenizer: The tokenizer.
-        max_length: Maximum number of tokens, including special tokens, at most that of the tokenizer; the longer of two
-            texts is truncated first.
+    ``max_length`` is the maximum number of tokens, including special tokens, at most that of the tokenizer; the longer
+    of two texts is truncated first.
 
     Returns:
         What :meth:`TaskType.tokenize` makes of the rows, "labels", if there are any, and "length", in tokens.

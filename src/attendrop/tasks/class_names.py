@@ -76,9 +76,8 @@ def why_no_rows(names: Collection[str], rows: int = 0) -> str:
     """
     telling = set(telling_names(names))
     if len(telling) < (1 - _WITHOUT_WORDS) * len(names):
-        return (
-            f"{next(name for name in names if name not in telling)!r} does not tell its class from the others in words"
-        )
+        unclear = next(name for name in names if name not in telling)
+        return f"{unclear!r} does not tell its class from the others in words"
     if rows > MOST_ROWS_PER_CLASS * len(names):
         return f"there are more than {MOST_ROWS_PER_CLASS} rows a class"
     return ""
@@ -93,12 +92,17 @@ def why_no_names(task: str | None, label_type: str, texts: int) -> str:
     return "" if texts == 1 else f"and these have {texts}"
 
 
-def check_label_names(given: str | None, reason: str) -> None:
-    """Raise AttendropError if a file of label names is given where :func:`why_no_names` says that there are none."""
-    if reason and given not in (None, AUTO):
+def check_texts(label_names: str | None, unlabelled: str | None, *of_data: Any) -> str:
+    """Return :func:`why_no_names` ``of_data``; refuse files of names, or of unlabelled texts, where there are none."""
+    reason, (_, label_type, _) = why_no_names(*of_data), of_data
+    if reason and label_names not in (None, AUTO):
         raise AttendropError(
-            f"label-names '{given}' is for classes, or labels, of rows of one text in files, {reason}; omit it."
+            f"label-names '{label_names}' is for classes, or labels, of rows of one text in files, {reason}; omit it."
         )
+    of_labels = f"and not for labels of type {label_type!r}" if label_type == "labels" else ""
+    if unlabelled is not None and (why := reason or of_labels):
+        raise AttendropError(f"unlabelled '{unlabelled}' is for a class of rows of one text in files, {why}; omit it.")
+    return reason
 
 
 def same_text(text: str) -> str:
@@ -142,26 +146,13 @@ def names_told(rows: int, left_out: Sequence[str], given: str | None) -> Iterato
 # Texts without labels -------------------------------------------------------------------------------------------------
 
 
-def check_unlabelled(given: str | None, task: str | None, label_type: str, texts: int) -> None:
-    """Raise AttendropError if unlabelled texts are given for other data than one class of one text."""
-    reason = why_no_names(task, label_type, texts)
-    if not reason and label_type == "labels":
-        reason = f"and not for labels of type {label_type!r}"
-    if given is not None and reason:
-        raise AttendropError(f"unlabelled '{given}' is for one class of rows of one text in files, {reason}; omit it.")
-
-
 def read_unlabelled(
     file: str, column: str, trained_on: Collection[str], scored: Collection[str], *, skip_bad_rows: bool
 ) -> tuple[list[str], dict[str, int]]:
     """Read texts, at most :data:`MOST_TEXTS`, from the column of a file, or its only column.
 
-    Args:
-        file: Path of the file.
-        column: Name of the column of texts in training.
-        trained_on: Texts of training rows. These and repeated texts are left out, see :func:`same_text`.
-        scored: Texts of rows to score on, which are counted only.
-        skip_bad_rows: Leave empty texts out.
+    Texts that are trained on, and repeated ones, are left out, see :func:`same_text`; those of rows to score on are
+    only counted.
 
     Returns:
         The texts, the same each time, and their numbers: ``texts``, ``repeated`` (which are left out), ``not_sampled``

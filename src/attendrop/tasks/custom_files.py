@@ -10,25 +10,24 @@ from typing import Any
 
 from datasets import Dataset
 
-from attendrop.errors import AttendropError
-from attendrop.tasks.base import OTHERS, Task, TaskData
+from attendrop.errors import AttendropError, check_known
+from attendrop.tasks.base import OTHERS, TASK_TYPES, Task, TaskData
 from attendrop.tasks.entities import as_iob2
 from attendrop.tasks.inspection import (
-    are_numbers,
     as_meant,
-    check_classes,
-    check_form,
-    check_map,
     describe,
     group_columns,
-    holds_spans,
     label_columns,
+    label_type_of,
     read_label_map,
+    read_meanings,
 )
 from attendrop.tasks.splits import GROUP
 from attendrop.tasks.table import (
     INPUTS,
+    LABEL_TYPES,
     LABELS,
+    WRONG,
     BadRows,
     BadValue,
     Table,
@@ -41,8 +40,7 @@ from attendrop.tasks.table import (
     written,
 )
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.classification import Classification, Regression
-from attendrop.tasks.types.registry import candidate_types
+from attendrop.tasks.types.classification import Classification
 from attendrop.wording import counted
 
 # Column of the training rows by whose values some are held out.
@@ -72,10 +70,9 @@ def load_files(
         eval_file: File of the split "dev".
         text_columns: One or two; for multiple choice, the question and the choices, in one column or several.
         label_column: Required. Several, comma-separated: a column of zeros and ones for each label that a row may have.
-        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.table`. With "auto", labels are tags if texts are
-            lists of words, entities if most labels are lists of spans of characters, several labels if they are lists,
-            numbers if at least one, in any file, has a decimal fraction or an exponent, otherwise classes. Numbers in
-            other notations (``10%``, ``1,000``) are refused unless classes are asked for, and so are labels that
+        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.table`. With "auto", that of
+            :func:`attendrop.tasks.inspection.label_type_of`. Numbers in other notations (``10%``, ``1,000``) are
+            refused unless classes are asked for, and so are labels that
             :func:`attendrop.tasks.inspection.check_form` recognises. Choices are never guessed.
         label_map: File that says what labels mean, see :func:`attendrop.tasks.inspection.read_label_map`.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
@@ -94,31 +91,23 @@ def load_files(
             message names the file, the line and the column.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
-    meanings = {} if label_map is None else read_label_map(label_map)
-    paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
-    tables = {split: read_table(path, bad) for split, path in paths.items()}
-    if label_map is not None:
-        check_map(label_map, meanings, tables["train"], label_column)
-    tables = {split: as_meant(table, label_column, meanings, label_type, bad) for split, table in tables.items()}
-    train = tables["train"]
-    if label_type == "auto" and holds_spans(train, text_columns, label_column):
-        label_type = "spans"
-    check_form(train, text_columns, [] if label_column is None else [label_column], label_type)
-    in_iob2 = as_iob2(list(tables.values()), text_columns, label_column, label_type)
-    tables = dict(zip(tables, in_iob2, strict=True))
-    train = tables["train"]
-    # The kinds of tasks that the first row may be of.
-    labels = train.column(label_column) if label_column in train.columns else []
-    first = next(filter(written, labels), next((label for label in labels if label is not None), None))
-    kinds = candidate_types(label_type, [train.column(name)[0] for name in text_columns], first)
-    kind = kinds[-1]
-    _check_columns(kind, text_columns, label_column, with_columns or ())
-    tables = {split: table.read(text_columns, kind.read_inputs, bad, INPUTS) for split, table in tables.items()}
+    problem, is_guess = f"there is no label type {label_type!r}", label_type == "auto"
+    check_known(label_type, LABEL_TYPES, problem, f"it is one of {', '.join(LABEL_TYPES)}")
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
+    paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
+    found = [read_table(path, bad) for path in paths.values()]
+    found = read_meanings(found, text_columns, label_column, label_type, label_map, bad)
+    if is_guess:
+        label_type, unclear = label_type_of(found, text_columns, label_column)
+        if unclear:
+            raise AttendropError(unclear)
+    kind = next(each for each in TASK_TYPES if each.label_type == label_type)
+    _check_columns(kind, text_columns, label_column, with_columns or ())
+    tables = dict(zip(paths, found, strict=True))
     for split, table in tables.items():
         # What an empty label may mean where some labels join others.
-        joined = joined_labels(table.column(label_column)) if label_type == "auto" else None
+        joined = joined_labels(table.column(label_column)) if is_guess else None
         hint = "" if joined is None else f"; {joined}"
 
         def read_names(value: Any, hint: str = hint) -> None:
@@ -127,14 +116,11 @@ def load_files(
             except BadValue as problem:
                 raise BadValue(f"{problem}{hint}") from None
 
-        tables[split] = _not_empty(table.read([label_column], read_names, bad))
+        read = table.read(text_columns, kind.read_inputs, bad, INPUTS)
+        tables[split] = _not_empty(read.read([label_column], read_names, bad))
     train = tables["train"]
-    if len(kinds) > 1 and are_numbers(tables, label_column):
-        kind = Regression
-    elif len(kinds) > 1:
-        check_classes(train, label_column)
     task_type = kind.from_labels(train, label_column)
-    if bad.keeps_unknown and "dev" in tables:
+    if bad.unknown_labels == WRONG and "dev" in tables:
         task_type = task_type.with_unknown(tables["dev"].column(label_column))
     splits = {}
     for split, table in tables.items():
@@ -143,7 +129,12 @@ def load_files(
         if with_columns:
             splits[split][OTHERS] = others_of(read, with_columns)
         if group_column is not None:
-            splits[split][GROUP] = _group_values(read, group_column)
+            splits[split][GROUP] = values = list(map(written, read.column(group_column)))
+            counts, where = Counter(filter(None, values)), f"group-column '{group_column}' of {read.path}"
+            if len(counts) == 1 and len(values) == counts.total():
+                raise AttendropError(f"{where} has a single value, {values[0]!r}; name another.")
+            if max(counts.values(), default=1) == 1:  # an empty value is no group
+                warnings.warn(f"{where} has no value twice: no rows are grouped.", stacklevel=2)
     train = tables["train"]
     if ood_column is not None:
         splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
@@ -198,7 +189,7 @@ def stream_file(
         table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:
             table = table.read([label_column], task_type.read_names, bad)
-            if bad.keeps_unknown:
+            if bad.unknown_labels == WRONG:
                 task_type = task_type.with_unknown(table.column(label_column))
             table = table.read([label_column, INPUTS], task_type.read_label, bad, LABELS)
         if len(table):
@@ -244,19 +235,6 @@ def _columns(table: Table, task_type: TaskType, text_columns: Sequence[str]) -> 
     columns: dict[str, list[Any]] = {name: [row[place] for row in read] for place, name in enumerate(names)}
     columns["index"] = table.frame.index.tolist()
     return columns | ({"label": table.column(LABELS)} if LABELS in table.frame.columns else {})
-
-
-def _group_values(table: Table, column: str) -> list[str]:
-    """Return the group of each row, empty where it has none; warn where there are none of several rows."""
-    values = list(map(written, table.column(column)))
-    counts = Counter(filter(None, values))
-    if len(counts) == 1 and len(values) == counts.total():
-        raise AttendropError(
-            f"group-column '{column}' of {table.path} has a single value, {values[0]!r}; name another."
-        )
-    if max(counts.values(), default=1) == 1:
-        warnings.warn(f"group-column '{column}' of {table.path} has no value twice: no rows are grouped.", stacklevel=3)
-    return values
 
 
 def _not_empty(table: Table) -> Table:

@@ -168,7 +168,7 @@ def as_iob2(
     ]
     names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
     standard = standard_tags(names)
-    are_entities = are_entity_tags([standard.get(name, name) for name in names])
+    are_entities = are_entity_tags(known or [standard.get(tag, tag) for tag in chain(*written_tags[0])])
     if OUTSIDE in names and len(names) > 1 and not are_entities:
         bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))
         said = (

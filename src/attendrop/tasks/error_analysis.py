@@ -1,22 +1,28 @@
-"""Analysis of a model's errors: scores by class, confusions, calibration, and the most confident errors."""
+"""Which answers to trust, and a model's errors: scores by class, confusions, calibration, the most confident errors.
+
+Answers are accepted from a least confidence on, from which they are right often enough. The confidence of an answer is
+the probability of the predicted class. Nearness to the training rows of that class tells rows of no class from others
+no better (docs/experiments.md, 2026-11-28), and wrong answers from right ones worse.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
+from scipy.stats import beta
 from sklearn.metrics import precision_recall_fscore_support
 
-from attendrop.tasks.acceptance import accuracy_at_coverage, share_told
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import nearest_texts
 from attendrop.tasks.table import plain
-from attendrop.tasks.types.base import Array
+from attendrop.tasks.types.base import Answer, Array
 from attendrop.tasks.types.classification import MultiLabel, predicted_classes
 from attendrop.wording import counted
 
@@ -27,26 +33,30 @@ _BINS = 10
 # With fewer rows, the best fit mostly reflects the prior of the fit.
 ROWS_FOR_TEMPERATURE = 100
 
+# Error rate of the promise that is kept with a threshold: one in ten such thresholds may accept more errors.
+ALPHA = 0.1
+# Thresholds that are tested, each of which accepts a further twentieth of the rows; the first accepts a fifth. One that
+# accepts fewer rows allows no error, so that the sequence would mostly end there.
+_STEPS, _FIRST = 20, 4
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
 
 def error_analysis(
     task: Task, outputs: Array, references: Array, rows: Dataset, train: Dataset | None = None
 ) -> dict[str, Any] | None:
-    """Analyse the errors of a model; return JSON values.
+    """Analyse the errors of a model, by logits ``(rows, classes)``, on rows as they were loaded; return JSON values.
 
-    Args:
-        task: The task.
-        outputs: Logits of the rows, ``(rows, classes)``.
-        references: Class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
-        rows: The rows as they were loaded.
-        train: The training rows, in which the nearest neighbours of errors are searched; None: there is no search.
+    References are class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
 
     Returns:
         ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. For single classes also
         ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
-        :func:`calibration`; ``coverage``, see :func:`attendrop.tasks.acceptance.accuracy_at_coverage`; and ``errors``,
-        the most confident wrong predictions: ``row`` (in the file, from 0), ``text, class, predicted, probability``,
-        and with training rows ``nearest``: the most similar one by TF-IDF, with ``text, class, likeness`` (cosine, 0 to
-        1). None for other kinds of predictions.
+        :func:`calibration`; ``coverage``, see :func:`accuracy_at_coverage`; and ``errors``, the most confident wrong
+        predictions: ``row`` (in the file, from 0), ``text, class, predicted, probability``, and with training rows
+        ``nearest``: the most similar one by TF-IDF, with ``text, class, likeness`` (cosine, 0 to 1). None for other
+        kinds of predictions.
     """
     task_type = task.type
     if not task_type.num_classes and not isinstance(task_type, MultiLabel):
@@ -56,29 +66,28 @@ def error_analysis(
     predicted: Array = predicted_classes(outputs) if task_type.num_classes else expit(outputs) > 0.5
     found = precision_recall_fscore_support(references, predicted, labels=list(numbers), zero_division=0.0)
     counts = predicted.sum(0) if predicted.ndim == 2 else np.bincount(predicted, minlength=len(numbers))
+    columns = zip(task_type.label_names, *(part.tolist() for part in found), counts.tolist(), strict=True)
     classes = [
-        {"class": name, "rows": int(rows), "predicted": int(count), "precision": p, "recall": r, "f1": f1}
-        for name, p, r, f1, rows, count in zip(
-            task_type.label_names, *(part.tolist() for part in found), counts, strict=True
-        )
+        {"class": name, "rows": rows, "predicted": count, "precision": p, "recall": r, "f1": f1}
+        for name, p, r, f1, rows, count in columns
     ]
     if not task_type.num_classes:
         return {"classes": classes}
     wrong = np.flatnonzero(predicted != references)
     confused = Counter(zip(references[wrong], predicted[wrong], strict=True))
-    probabilities, texts = softmax(outputs, axis=1)[wrong, predicted[wrong]], task_type.texts(rows)
+    probabilities, texts = softmax(outputs, axis=1).max(axis=1), task_type.texts(rows)
     errors: list[dict[str, Any]] = [
         {
-            "row": rows["index"][int(wrong[place])],
-            "text": " | ".join(map(str, texts[wrong[place]])),
-            "class": names[references[wrong[place]]],
-            "predicted": names[predicted[wrong[place]]],
-            "probability": float(probabilities[place]),
+            "row": rows["index"][int(row)],
+            "text": " | ".join(texts[row]),
+            "class": names[references[row]],
+            "predicted": names[predicted[row]],
+            "probability": float(probabilities[row]),
         }
-        for place in np.argsort(-probabilities, kind="stable")[:_LISTED]
+        for row in wrong[np.argsort(-probabilities[wrong], kind="stable")[:_LISTED]]
     ]
     if train is not None and errors:
-        known, labels = [" | ".join(map(str, text)) for text in task_type.texts(train)], task_type.strata_of(train)
+        known, labels = [" | ".join(text) for text in task_type.texts(train)], task_type.strata_of(train)
         same: defaultdict[str, list[int]] = defaultdict(list)
         for row, text in enumerate(known):
             same[plain(text)].append(row)
@@ -99,11 +108,9 @@ def error_analysis(
 
 
 def calibration(logits: Array, labels: Array) -> dict[str, Any]:
-    """Compare the confidence of a model with its accuracy.
+    """Compare the confidence of a model, by logits ``(rows, classes)``, with its accuracy.
 
-    Args:
-        logits: ``(rows, classes)``.
-        labels: Class ids ``(rows,)``; ids that are not a class count as wrong.
+    Labels are class ids ``(rows,)``; ids that are not a class count as wrong.
 
     Returns:
         ``error``, the expected calibration error (Guo et al., 2017) over ten bins of equal width; ``bins`` with rows,
@@ -176,3 +183,128 @@ def remarks(analysis: Mapping[str, Any]) -> list[str]:
             "of the two labels is wrong."
         )
     return found
+
+
+# Accepted answers -----------------------------------------------------------------------------------------------------
+
+
+def choose_threshold(
+    logits: Array, labels: Array, wanted: float, groups: Sequence[Any] | None = None
+) -> dict[str, Any]:
+    """Choose the least confidence from which answers are right at least as often as ``wanted``, with 90 % confidence.
+
+    Thresholds are tested from the strictest on, until one fails: it passes if the lower limit of Clopper and Pearson
+    (1934) of the accuracy of the accepted rows is at least ``wanted``. In such a fixed sequence the chance that any one
+    passes wrongly is that of a single test (Angelopoulos et al., 2021, Learn then Test), if answers are right the more
+    often, the more confident they are.
+
+    Args:
+        logits: Of rows that were not trained on, ``(rows, classes)``.
+        labels: Class ids ``(rows,)``; ids that are not a class count as wrong.
+        wanted: Accuracy of the accepted answers, above 0 and below 1.
+        groups: Group of each row. One row of each, at random, is used: rows of a group are not independent.
+
+    Returns:
+        ``wanted``; ``threshold``, None if no threshold passes; ``rows`` that were used; and of these how many the
+        threshold has ``accepted``, how many of them are ``right``, and ``at_least``, the lower limit.
+    """
+    used = np.arange(len(labels))
+    if groups is not None:
+        order = np.random.default_rng(0).permutation(len(labels))
+        used = order[np.unique(np.asarray([str(groups[row]) for row in order]), return_index=True)[1]]
+    logits, labels = logits[used], labels[used]
+    confidence, right = confidences(logits), predicted_classes(logits) == labels
+    found = {"wanted": wanted, "threshold": None, "rows": len(labels), "accepted": 0, "right": 0, "at_least": None}
+    least = least_rows(wanted)
+    for step in range(_FIRST, _STEPS + 1):
+        place = math.ceil(len(labels) * step / _STEPS)
+        if place < least:
+            continue
+        threshold = float(np.sort(confidence)[-place])
+        accepted, hits = int((confidence >= threshold).sum()), int(right[confidence >= threshold].sum())
+        limit = float(beta.ppf(ALPHA, hits, accepted - hits + 1)) if hits else 0.0
+        if limit < wanted:
+            break
+        found |= {"threshold": threshold, "accepted": accepted, "right": hits, "at_least": limit}
+    return found
+
+
+def least_rows(wanted: float) -> int:
+    """Count the rows that show an accuracy of ``wanted`` if the answers to all of them are right: 45 for 0.95."""
+    return math.ceil(math.log(ALPHA) / math.log(wanted))
+
+
+def confidences(logits: Array) -> Array:
+    """Compute the probability of the predicted class of each row of logits ``(rows, classes)``."""
+    found: Array = softmax(logits, axis=1).max(axis=1)
+    return found
+
+
+def with_acceptance(rows: Sequence[Answer], logits: Array, accept: Mapping[str, Any] | None) -> list[Answer]:
+    """Add the columns ``confidence`` and ``accepted`` to predictions, if ``accept`` says which are accepted."""
+    if accept is None:
+        return list(rows)
+    return [
+        row | {"confidence": round(float(value), 6), "accepted": bool(is_accepted)}
+        for row, value, is_accepted in zip(rows, *_accepted(logits, accept), strict=True)
+    ]
+
+
+def _accepted(logits: Array, accept: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Return the confidence of each row, and whether its answer is accepted; without a threshold none is."""
+    confidence, threshold = confidences(logits), accept["threshold"]
+    return confidence, confidence >= (math.inf if threshold is None else threshold)
+
+
+def accepted_share(logits: Array, labels: Array, accept: Mapping[str, Any]) -> dict[str, Any]:
+    """Count ``rows``, those of them whose answers are ``accepted``, and those that are ``right``, beside ``accept``."""
+    accepted = _accepted(logits, accept)[1]
+    right = int((predicted_classes(logits) == labels)[accepted].sum())
+    counts = {"rows": len(labels), "accepted": int(accepted.sum()), "right": right}
+    return {"wanted": accept["wanted"], "threshold": accept["threshold"], **counts}
+
+
+def accuracy_at_coverage(logits: Array, labels: Array) -> list[dict[str, float]]:
+    """Compute the accuracy of the most confident tenth of the rows, of two tenths, and so on.
+
+    Returns ``coverage``, the share of the rows, 0 to 1, with the ``confidence`` of its last row and its ``accuracy``.
+    """
+    confidence, right = confidences(logits), predicted_classes(logits) == labels
+    order = np.argsort(-confidence, kind="stable")
+    means = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
+    places = sorted({math.ceil(len(order) * tenths / 10) for tenths in range(1, 11)})
+    return [
+        {"coverage": place / len(order), "confidence": float(confidence[order[place - 1]]), "accuracy": float(mean)}
+        for place, mean in zip(places, means[np.array(places) - 1], strict=True)
+    ]
+
+
+def promise(accept: Mapping[str, Any]) -> str:
+    """Say in a sentence which answers are accepted, and what is promised of them; or why none is accepted.
+
+    ``accept`` is what :func:`choose_threshold` returns.
+    """
+    wanted, rows, threshold = accept["wanted"], counted(accept["rows"], "held-out row"), accept["threshold"]
+    if accept["rows"] < (least := least_rows(wanted)):
+        return (
+            f"No answer is accepted at {wanted:g}: {rows} cannot show such an accuracy, which takes {least} with right "
+            "answers to all; hold out more by --test-fraction, or give an --eval-file."
+        )
+    if threshold is None:
+        return f"No answer is accepted at {wanted:g}: {rows} show no confidence from which so many answers are right."
+    return (
+        f"{accept['accepted'] / accept['rows']:.0%} of new rows can be answered at {wanted:g}: those with a confidence "
+        f"of {threshold:.3f} or more. At least {accept['at_least']:.3f} of them are right, with 90 % confidence: "
+        f"{accept['right']} of {accept['accepted']} were, of {rows}."
+    )
+
+
+def share_told(found: Mapping[str, Any]) -> str:
+    """Say in a sentence how many rows are accepted, and how many of these answers are right (`accepted_share`)."""
+    if found["threshold"] is None:
+        return f"No answer is accepted at {found['wanted']:g}: the rows of the run do not support it."
+    right = f", and {found['right'] / found['accepted']:.3f} of these answers are right" if found["accepted"] else ""
+    share = f"{found['accepted'] / found['rows']:.0%} of new rows can be answered at {found['wanted']:g}"
+    rows = f"{found['accepted']} of these {counted(found['rows'], 'row')}"
+    chosen = " The threshold was chosen on these rows." if found["chosen_here"] else ""
+    return f"{share}: {rows} have a confidence of {found['threshold']:.3f} or more{right}.{chosen}"

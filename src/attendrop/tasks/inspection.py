@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -34,7 +31,6 @@ from attendrop.tasks.table import (
     class_name,
     count_words,
     default_columns,
-    default_label_type,
     encoding_of,
     extension_of,
     files_of,
@@ -44,8 +40,8 @@ from attendrop.tasks.table import (
     listed,
     may_be_missing,
     number_form,
+    parsed,
     plain,
-    pointed,
     read_class,
     read_table,
     read_text,
@@ -109,7 +105,7 @@ class Column:
 
 def describe(table: Table, name: str) -> Column:
     """Describe a column, with the role that it has if neither the texts nor the labels are in it."""
-    counts = Counter(_each(written, table.column(name)))
+    counts = Counter(map(written, table.column(name)))
     missing = counts.pop("", 0)
     distinct, rows = len(counts), len(table) - missing
     # Words are counted in at most 20,000 different values: more take longer, and their mean is the same.
@@ -152,14 +148,6 @@ def label_columns(columns: Sequence[str], label_column: str | None) -> list[str]
     parts = [part.strip() for part in label_column.split(",")]
     known = sum(part in columns for part in parts)
     return parts if known == len(parts) or (known and label_column not in columns) else [label_column]
-
-
-def _each(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Apply a function to all values; if they are texts, once to each different one, for labels repeat."""
-    if not all(isinstance(value, str) for value in values):
-        return list(map(function, values))
-    known = {value: function(value) for value in set(values)}
-    return [known[value] for value in values]
 
 
 def _named(name: str, role: str) -> bool:
@@ -255,7 +243,7 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
 
 def _vector(value: Any) -> list[bool | None]:
     """Return what a vector of zeros and ones, also as NumPy prints it, says of each label; None of other items."""
-    found = _parsed(value)
+    found = parsed(value)
     items = found if isinstance(found, list) else _ITEM.findall(_AROUND.sub("", written(value)))
     return list(map(yes_or_no, items))
 
@@ -287,31 +275,30 @@ def as_meant(
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
     semicolons, as spreadsheets write it.
     """
-    if column is not None and column not in table.columns and len(names := label_columns(table.columns, column)) > 1:
-
-        def answer(value: Any) -> None:
-            if yes_or_no(value) is None:
-                raise BadValue(f"{value!r} does not say whether the row has this label; write 0 or 1")
-
-        table.values(names)  # raises if one is missing
-        for name in names:
-            table = table.read([name], answer, bad or BadRows())
-        marked = [[n for n, value in zip(names, row, strict=True) if yes_or_no(value)] for row in table.values(names)]
-        table = table.with_column(column, marked)
-    if column is None or column not in table.columns:
+    if column is None:
         return table
-    if label_type in ("auto", "labels") and (names := vector_names(table, column, meanings)):
+    columns = [column] if column in table.columns else label_columns(table.columns, column)
+    is_one = len(columns) == 1
+    if is_one and column not in table.columns:
+        return table
+    names = columns
+    if is_one:
+        names = vector_names(table, column, meanings) if label_type in ("auto", "labels") else []
+    if names:
 
-        def marked_names(value: Any) -> list[str]:
-            vector = _vector(value)
-            if len(vector) != len(names) or None in vector:
-                raise BadValue(
-                    f"{written(value)[:60]!r} is no vector of {len(names)} zeros and ones, one for each name"
-                )
-            return [name for name, is_so in zip(names, vector, strict=True) if is_so]
+        def marked(*values: Any) -> list[str]:
+            found = _vector(values[0]) if is_one else list(map(yes_or_no, values))
+            if len(found) != len(names) or (is_one and None in found):
+                shown = written(values[0])[:60]
+                raise BadValue(f"{shown!r} is no vector of {len(names)} zeros and ones, one for each name")
+            if None in found:
+                place = found.index(None)
+                says = "does not say whether the row has this label; write 0 or 1"
+                raise BadValue(f"{values[place]!r} {says}", place)
+            return [name for name, is_so in zip(names, found, strict=True) if is_so]
 
-        table = table.read([column], marked_names, bad or BadRows(), LABELS)
-        return table.with_column(column, table.column(LABELS))
+        table = table.read(columns, marked, bad or BadRows(), LABELS)
+        table = table.with_column(column, table.column(LABELS))
 
     def meaning(value: Any, several: bool) -> Any:
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
@@ -328,7 +315,8 @@ def as_meant(
         labels = [meaning(value, label_type == "labels") for value in labels]
         table = table.with_column(column, labels)
     if table.delimiter == ";" and label_type in ("auto", "number"):
-        points = [pointed(str(value)).strip() for value in labels]
+        texts = [str(value).strip() for value in labels]
+        points = [text if "." in text else text.replace(",", ".") for text in texts]
         numbers = [number_form(point) in ("whole", "decimal") for point in points]
         pairs = zip(labels, numbers, strict=True)
         if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
@@ -337,30 +325,60 @@ def as_meant(
     return table
 
 
-def check_map(path: str | Path, meanings: Mapping[str, str], table: Table, column: str | None) -> None:
-    """Raise AttendropError if a map, read from a path, has none of the labels in a column of a table."""
-    names = [] if f"{POSITION} 0" in meanings else label_columns(table.columns, column)
-    values = names if len(names) > 1 else table.column(names[0]) if names else []
-    found = {written(value) for value in values if not is_missing(value)}
-    found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
-    if found and not found & meanings.keys():
-        raise AttendropError(
-            f"the label map {path} has none of the labels of {table.path}, column {column!r}, such as "
-            f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
-        )
+def read_meanings(
+    tables: Sequence[Table],
+    text_columns: Sequence[str],
+    column: str | None,
+    label_type: str,
+    label_map: str | Path | None,
+    bad: BadRows,
+    *,
+    guessed: bool = False,
+) -> list[Table]:
+    """Return tables, those of training first, with labels as they are meant, and tags of words in IOB2.
+
+    Raises:
+        AttendropError: The label map has none of the labels of training, or their form is refused, see
+            :func:`check_form`.
+    """
+    meanings, train = {} if label_map is None else read_label_map(label_map), tables[0]
+    if label_map is not None and f"{POSITION} 0" not in meanings:
+        names = label_columns(train.columns, column)
+        values = names if len(names) > 1 else train.column(names[0]) if names else []
+        found = {written(value) for value in values if not is_missing(value)}
+        found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+        if found and not found & meanings.keys():
+            raise AttendropError(
+                f"the label map {label_map} has none of the labels of {train.path}, column {column!r}, such as "
+                f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
+            )
+    tables = [as_meant(table, column, meanings, label_type, bad) for table in tables]
+    check_form(tables[0], text_columns, [] if column is None else [column], label_type, guessed=guessed)
+    return as_iob2(tables, text_columns, column, label_type)
 
 
 # What labels are ------------------------------------------------------------------------------------------------------
 
 
-def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
-    """Return whether the labels are numbers with decimal fractions; warn of words for what is not there.
+def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: str) -> tuple[str, str]:
+    """Recognise the type of labels, as they are meant, one of ``LABEL_TYPES``; warn of words for what is not there.
 
-    Raises:
-        AttendropError: Numbers are mixed with text, or in a notation that is not read.
+    Labels are tags if texts are lists of words, entities if most labels are lists of spans of characters, several
+    labels if they are lists, numbers if at least one, in any table, has a decimal fraction or an exponent, otherwise
+    classes, words also if each has a single row. The training rows come first.
+
+    Returns:
+        The type, and why it is unclear, a sentence; empty if it is not.
     """
+    train, values = tables[0], tables[0].column(column)
+    if any(listed(train.column(name)[0]) is not None for name in text_columns):
+        return "tags", ""
+    if holds_spans(train, text_columns, column):
+        return "spans", ""
+    if listed(next(filter(written, values), next((each for each in values if each is not None), None))) is not None:
+        return "labels", ""
     found: dict[str, str] = {}  # where each label is first
-    for table in tables.values():
+    for table in tables:
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):
             if label.lower() not in ("", "nan"):
                 found.setdefault(label, f"{label!r} ({table.path}, {place})")
@@ -368,61 +386,37 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
     for label, where in found.items():
         forms["missing" if label.casefold() in MISSING else number_form(label)].append(where)
     numeric, text, classes = forms["whole"] + forms["decimal"], forms["text"] + forms["missing"], "--label-type class"
-    said = f"column {column!r}: the labels {{}}".format
+    said, unclear = f"column {column!r}: the labels {{}}".format, ""
+    names, where = _label_counts(train, column, "class"), f"{train.path}, column {column!r}"
     if forms["notation"] and not forms["text"]:
-        raise AttendropError(
+        unclear = (
             f"{said(', '.join(forms['notation'][:3]))} look like numbers, but are not read as such; {HOW_TO_WRITE}, or "
             f"set {classes} if they are classes."
         )
-    if numeric and text:
-        raise AttendropError(
+    elif numeric and text:
+        unclear = (
             f"{said('mix numbers')}, such as {numeric[0]}, with text, such as {text[0]}; correct them, or set "
             f"{classes} if they are classes, or --label-type number with --skip-bad-rows to leave out what is none."
         )
-    if forms["missing"] or forms["notation"]:
+    elif forms["decimal"]:
+        pass
+    elif len(names) > _MANY_CLASSES and not text:
+        unclear = (
+            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
+            "--label-type class or --label-type number, or give another label column."
+        )
+    elif len(names) > max(_MANY_CLASSES, len(train) / 2) and why_no_rows(names):
+        unclear = (
+            f"{where}: {len(names)} different labels in {len(train)} rows look like ids; give another label "
+            "column, or set --label-type class if they are classes."
+        )
+    elif forms["missing"] or forms["notation"]:
         warnings.warn(
             f"{said(', '.join([*forms['missing'], *forms['notation']][:3]))} are read as classes; if they stand for "
             f"missing labels or for numbers, correct or delete these rows; otherwise set {classes}.",
             stacklevel=2,
         )
-    return bool(forms["decimal"])
-
-
-def check_classes(table: Table, column: str) -> None:
-    """Raise AttendropError if it is unclear whether labels are classes; words are, even if each has a single row."""
-    where, names = f"{table.path}, column {column!r}", _label_counts(table, column, "class")
-    if len(names) <= _MANY_CLASSES:
-        return
-    if all(number_form(name) == "whole" for name in names):
-        raise AttendropError(
-            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
-            "--label-type class or --label-type number, or give another label column."
-        )
-    if len(names) > len(table) / 2 and why_no_rows(names):
-        raise AttendropError(
-            f"{where}: {len(names)} different labels in {len(table)} rows look like ids; give another label "
-            "column, or set --label-type class if they are classes."
-        )
-
-
-def _label_type(table: Table, text_columns: Sequence[str], column: str, meanings: Mapping[str, str]) -> str:
-    """Guess the type of the labels of texts, class, labels or number; "auto" of words, of choices and of objects."""
-    if len(label_columns(table.columns, column)) > 1:
-        return "labels"
-    values = [value for value in table.column(column) if not is_missing(value)]
-    first = next(filter(written, values), "")
-    lists = any(listed(table.column(name)[0]) is not None for name in text_columns)
-    if isinstance(first, dict) or len(text_columns) > 2 or lists:
-        return "auto"
-    if holds_spans(table, text_columns, column):
-        return "spans"
-    if vector_names(table, column, meanings):
-        return "labels"
-    if listed(first) is not None:
-        return "labels"
-    meant = set(map(written, as_meant(table, column, meanings, "auto").column(column)))
-    forms = {number_form(text) for text in meant if not may_be_missing(text)}
-    return "number" if "decimal" in forms and forms <= {"decimal", "whole"} else "class"
+    return "number" if forms["decimal"] and not forms["text"] and not forms["notation"] else "class", unclear
 
 
 def holds_spans(table: Table, text_columns: Sequence[str], column: str | None) -> bool:
@@ -447,7 +441,7 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
     if label_type == "labels":
         names = [name for value in values for name in label_names(value)]
     else:
-        names = _each(_class_or_nothing, values)
+        names = list(map(_class_or_nothing, values))
     return dict(Counter(filter(None, names)).most_common())
 
 
@@ -477,18 +471,11 @@ def check_form(
 ) -> None:
     """Refuse labels in a form that is not read, chats, and a multiple choice that nobody asked for.
 
-    Args:
-        table: Rows of training, their labels as they are meant.
-        text_columns: Columns of the texts.
-        columns: The column of the labels; none if it is not known.
-        label_type: Type of the labels.
-        guessed: Whether the columns are guessed, so that another may be meant.
-
-    Raises:
-        AttendropError: It says what the labels are, with an example, and what to do.
+    The error says what the labels are, with an example, and what to do. Labels of training are given as they are meant;
+    their column is not known if there is none in ``columns``, and another may be meant if it is ``guessed``.
     """
     for name in text_columns:
-        first = _parsed(next(iter(_some(table, name)), None))
+        first = parsed(next(iter(_some(table, name)), None))
         if isinstance(first, list) and first and all(isinstance(each, dict) and "role" in each for each in first):
             raise AttendropError(
                 f"{table.path}: {name!r} has chats; to classify them, write each as one text. A causal language model "
@@ -538,20 +525,9 @@ def _some(table: Table, name: str, most: int = _MOST_VALUES) -> list[Any]:
     return list(islice((value for value in table.column(name) if not may_be_missing(str(value))), most))
 
 
-def _parsed(value: Any) -> Any:
-    """Return what a text stands for in JSON, or as Python prints it; other values as they are."""
-    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", "("):
-        return value
-    with suppress(ValueError, RecursionError):
-        return json.loads(value)
-    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return ast.literal_eval(value.strip())
-    return value
-
-
 def _form(value: Any) -> str:
     """Return the form of a label that is not read, of :data:`_REMEDIES`; empty for a name, a number or their list."""
-    found, items = _parsed(value), list[str]()
+    found, items = parsed(value), list[str]()
     if isinstance(found, list | tuple):
         items = list(map(written, found))
     elif isinstance(value, str) and number_form(value) == "text":  # with brackets, spaces or separators around them
@@ -563,7 +539,7 @@ def _form(value: Any) -> str:
     tags = listed(value) or written(value).split()
     if len(tags) > 1 and "O" in tags and all(TAG.fullmatch(written(tag)) for tag in tags):
         return _TAGS
-    holds = isinstance(found, list) and any(isinstance(_parsed(item), dict | list | tuple) for item in found)
+    holds = isinstance(found, list) and any(isinstance(parsed(item), dict | list | tuple) for item in found)
     return _OBJECTS if holds or isinstance(found, dict | tuple | set) else ""
 
 
@@ -581,7 +557,7 @@ class Inspection:
     label_column: str | None  # that is read as labels; None if none looks like it
     text_candidates: list[tuple[str, ...]]  # the text columns, if given, or all that may be
     label_candidates: list[str]  # the label column, likewise
-    label_type: str  # one of ``LABEL_TYPES``; "auto" for what is neither classes nor numbers
+    label_type: str  # one of ``LABEL_TYPES``; "auto" if there is no label column
     labels: dict[str, int]  # rows of each label, the most frequent first; none if there are no classes
     written_as: str  # encoding and separator; empty for files that are no text
     notes: tuple[str, ...]  # what a run warns of as it reads, such as rows between stray quotes
@@ -606,8 +582,7 @@ class Inspection:
         if self.label_type == "spans":
             good = self.table.read([str(self.label_column)], read_spans, BadRows(skip=True), LABELS)
             return dict(Counter(kind for spans in good.column(LABELS) for _, _, kind in spans).most_common())
-        lists = len(self.text_columns) == 1 and listed(self.table.column(self.text_columns[0])[0]) is not None
-        if self.label_column is None or not (self.label_type == "tags" or (self.label_type == "auto" and lists)):
+        if self.label_column is None or self.label_type != "tags":
             return {}
         rows = (listed(value) or written(value).split() for value in self.table.column(self.label_column))
         return dict(Counter(filter(None, map(written, chain.from_iterable(rows)))).most_common())
@@ -632,7 +607,7 @@ class Inspection:
         if self.label_column is None:
             return [""] * len(self.table)
         one = self.label_type in ("class", "number")
-        return _each(_class_or_nothing if one else written, self.table.column(self.label_column))
+        return list(map(_class_or_nothing if one else written, self.table.column(self.label_column)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""
@@ -721,58 +696,44 @@ def inspect_files(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         table, *evaluated = (read_table(path, bad) for path in (train_file, eval_file) if path is not None)
-        meanings = {} if label_map is None else read_label_map(label_map)
-    usual_texts, usual_label = default_columns(str(train_file))
-    label_column = usual_label if label_column is None else label_column  # which may be ""
-    texts = tuple(text_columns) or usual_texts
-    columns = {name: describe(table, name) for name in table.columns}
-    labels_of = [] if label_column is None else [label_column]
-    guessed = label_column is None and (label_type in GUESSED or not texts)
-    if guessed:
-        labels_of = _label_columns(table, columns, texts)
-        label_column = next(iter(labels_of), None)
-    texts_of = [texts] if texts else _text_columns(table, columns, label_column)
-    texts = next(iter(texts_of), ())
-    for each in (table, *evaluated):
-        for name in (*texts, *label_columns(each.columns, label_column)):
-            each.column(name)
-    kind = default_label_type(str(train_file)) if label_type == "auto" else label_type
-    if label_column is not None and kind == "auto":
-        kind = _label_type(table, texts, label_column, meanings)
-    if label_map is not None:
-        check_map(label_map, meanings, table, label_column)
-    written_as = _written_as(table)  # labels as they are meant may have separators that the file does not have
-    meant = kind if kind == "labels" else label_type  # a run does not know the guess
-    table, *evaluated = (as_meant(each, label_column, meanings, meant, bad) for each in (table, *evaluated))
-    check_form(table, texts, labels_of[:1], label_type, guessed=guessed)
-    with warnings.catch_warnings(record=True) as converted:
-        warnings.simplefilter("always")
-        table, *evaluated = as_iob2([table, *evaluated], texts, label_column, label_type)
-    labels = _label_counts(table, label_column, kind)
-    is_guess = label_column is not None and label_type == "auto" and kind in ("class", "number")
-    unclear = ""
-    with warnings.catch_warnings(record=True) as doubted:
-        warnings.simplefilter("always")
-        try:
-            if is_guess and not are_numbers({str(each.path): each for each in (table, *evaluated)}, str(label_column)):
-                check_classes(table, str(label_column))
-        except AttendropError as error:
-            unclear = str(error)
+        usual_texts, usual_label, usual_type = default_columns(str(train_file))
+        label_column = usual_label if label_column is None else label_column  # which may be ""
+        texts = tuple(text_columns) or usual_texts
+        columns = {name: describe(table, name) for name in table.columns}
+        labels_of = [] if label_column is None else [label_column]
+        guessed = label_column is None and (label_type in GUESSED or not texts)
+        if guessed:
+            labels_of = _label_columns(table, columns, texts)
+            label_column = next(iter(labels_of), None)
+        texts_of = [texts] if texts else _text_columns(table, columns, label_column)
+        texts = next(iter(texts_of), ())
+        for each in (table, *evaluated):
+            for name in (*texts, *label_columns(each.columns, label_column)):
+                each.column(name)
+        written_as = ""
+        if table.path.is_file() and extension_of(table.path) not in (".parquet", ".xlsx"):
+            # Labels as they are meant may have separators that the file does not have.
+            separated = f", separated by {SEPARATORS[table.delimiter]}" if table.delimiter else ""
+            written_as = ENCODINGS[encoding_of(table.path)] + separated
+        found = read_meanings([table, *evaluated], texts, label_column, label_type, label_map, bad, guessed=guessed)
+        kind, unclear = usual_type if label_type == "auto" else label_type, ""
+        if label_column is not None and kind == "auto":
+            kind, unclear = label_type_of(found, texts, label_column)
     for name in label_columns(list(columns), label_column):
-        columns[name] = replace(describe(table, name), role=LABEL)
+        columns[name] = replace(describe(found[0], name), role=LABEL)
     columns |= {name: replace(columns[name], role=TEXT) for name in texts}
     return Inspection(
-        table=table,
-        evaluated=next(iter(evaluated), None),
+        table=found[0],
+        evaluated=next(iter(found[1:]), None),
         columns=list(columns.values()),
         text_columns=texts,
         label_column=label_column,
         text_candidates=texts_of,
         label_candidates=labels_of,
         label_type=kind,
-        labels=labels,
+        labels=_label_counts(found[0], label_column, kind),
         written_as=written_as,
-        notes=tuple(dict.fromkeys(str(warning.message) for warning in (*caught, *converted, *doubted))),
+        notes=tuple(dict.fromkeys(str(warning.message) for warning in caught)),
         unclear=unclear,
         bad=bad,
     )
@@ -803,13 +764,6 @@ def check_files(
         what = "number" if found.label_type == "number" else "class"
         raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
     return found
-
-
-def _written_as(table: Table) -> str:
-    path, separator = table.path, table.delimiter
-    if not path.is_file() or extension_of(path) in (".parquet", ".xlsx"):
-        return ""
-    return ENCODINGS[encoding_of(path)] + (f", separated by {SEPARATORS[separator]}" if separator else "")
 
 
 def _plain_texts(table: Table, columns: Sequence[str]) -> list[tuple[str, ...]]:

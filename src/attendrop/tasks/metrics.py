@@ -122,11 +122,9 @@ def read_as(outputs: Array, reading: Sequence[int] | None, classes: int) -> Arra
     return np.stack([outputs[:, places == number].max(axis=1) for number in range(classes)], axis=1)
 
 
-def group_scores(
-    task: Task, outputs: Array, labels: Array, groups: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Score groups of rows, given by columns and their values: the number of ``rows``, and the task's metric."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+def group_scores(task: Task, outputs: Array, labels: Array, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Score groups of rows, by column and value: the number of ``rows``, and the task's metric."""
+    found: dict[str, Any] = {}
     for column, values in groups.items():
         for value in dict.fromkeys(values):
             rows = np.asarray(values) == value
@@ -167,9 +165,8 @@ class RowScores:
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: of rows that are right or wrong, bits in base64, and the rows that belong together."""
-        found = {"rows": self.rows, "data": self.data} | (
-            {"groups": self.groups} if 0 < self.groups < self.rows else {}
-        )
+        found: dict[str, Any] = {"rows": self.rows, "data": self.data}
+        found |= {"groups": self.groups} if 0 < self.groups < self.rows else {}
         if self.values.dtype != bool:
             return found | {"blocks": self.values.tolist()}
         found |= {"right": base64.b64encode(np.packbits(self.values).tobytes()).decode()}
@@ -237,9 +234,8 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     score = metric.score(references, outputs)
     score = 0.0 if np.isnan(score) else score  # as in `compute_scores`
     if metric.of_sums is None:
-        without = np.array(
-            [metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)]
-        )
+        others = (blocks != block for block in range(number))
+        without = np.array([metric.score(references[kept], outputs[kept]) for kept in others])
     else:  # what is counted in a row does not depend on the others
         counts_of, score_of = metric.of_sums
         counts = counts_of(references, outputs)

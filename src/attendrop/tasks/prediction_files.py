@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from attendrop.errors import AttendropError
 from attendrop.support.files import finite, new_file
-from attendrop.tasks.acceptance import with_acceptance
 from attendrop.tasks.base import Task
+from attendrop.tasks.error_analysis import with_acceptance
 from attendrop.tasks.registry import GLUE, submitted
 from attendrop.tasks.table import STDIN, BadRows, Table
 from attendrop.tasks.types.base import Array
@@ -55,7 +55,7 @@ class PredictionWriter:
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
         bad: What was left out of the input so far, whenever a prediction is written.
         accept: Which answers to accept, for the columns ``confidence`` and ``accepted``, see
-            :func:`attendrop.tasks.acceptance.choose_threshold`.
+            :func:`attendrop.tasks.error_analysis.choose_threshold`.
         escape_formulas: Write an apostrophe before cells of .csv and .tsv files that spreadsheets would compute. Such
             cells are otherwise written as they are, with a warning.
 
@@ -81,8 +81,7 @@ class PredictionWriter:
         self.format = output_format(path, format)
         if task.name in GLUE and (probabilities or keep_columns):
             raise AttendropError(
-                f"A submission of {task.name} has the columns index and prediction; to add others, give your own file "
-                "instead of the task."
+                f"A submission of {task.name} has the columns index and prediction; give your own file to add others."
             )
         if probabilities:
             task.type.check_probabilities()
@@ -114,29 +113,22 @@ class PredictionWriter:
         kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
         as_input = (table is not None and self.keep_columns) or self.format == "conll"
         if as_input:
+            names, rows = task_type.inputs_in(columns), list[Any]()
             if table is not None and self.keep_columns:
                 names, rows = table.own_columns, table.values(table.own_columns)
-            else:
-                names = list(task_type.inputs_in(columns))
-                rows = list(zip(*(columns[name][:] for name in names), strict=True))
+            rows = rows or list(zip(*(columns[name][:] for name in names), strict=True))
             kept = (dict(zip(names, row, strict=True)) for row in rows)
             renamed = {task_type.answer_column: f"predicted_{task_type.answer_column}"}
             added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
         found = []
         for row, new in zip(kept, added, strict=True):
             if taken := [name for name in new if name in row]:
-                raise AttendropError(
-                    f"The input has a column {taken[0]!r}, a name that the predictions use; rename it."
-                )
+                raise AttendropError(f"The input has a column {taken[0]!r}, as the predictions have; rename it.")
             found.append(row | new)
         self._fields = table.own_columns if table is not None and table.delimiter else []
         if empty := self._left_out(found[0], numbers[-1]):
             found = [row for _, row in sorted([*empty, *zip(numbers, found, strict=True)], key=itemgetter(0))]
         self._write(found)
-
-    def write_left_out(self) -> None:
-        """Write the empty answers to what was left out of the input after the last row that has an answer."""
-        self._write([row for _, row in self._left_out(self._columns, None)])
 
     def _left_out(self, columns: Iterable[str], before: int | None) -> list[tuple[int, dict[str, Any]]]:
         """Make the empty answers to rows that were left out, with what could be read of the columns that are kept."""
@@ -165,9 +157,17 @@ class PredictionWriter:
             self._file = new_file(self.path, "x", encoding="utf-8", newline="")
         assert self._file is not None
         if self.format == "jsonl":
-            self._file.writelines(_json(row) + "\n" for row in rows)
+            self._file.writelines(f"{_cell(row)}\n" for row in rows)
         elif self.format == "conll":
-            self._file.writelines(map(_sentence, rows))
+            for row in rows:
+                values = [["_"] if value is None else value for value in row.values()]
+                if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+                    problem = f"A .conll file has an entry for each word, and {', '.join(row)} do not"
+                    raise AttendropError(f"{problem}; write .jsonl, .tsv or .csv.")
+                for word in zip(*values, strict=True):  # tabs and line breaks would divide words
+                    fields = ("_" if entry is None else re.sub(r"[\t\r\n]", " ", str(entry)) for entry in word)
+                    self._file.write("\t".join(fields) + "\n")
+                self._file.write("\n")
         elif self.format == "txt":
             answer = "prediction" if self.task.name in GLUE else self.task.type.answer_column
             answers = ("" if row[answer] is None else str(_cell(row[answer])) for row in rows)
@@ -183,38 +183,38 @@ class PredictionWriter:
             lines = io.StringIO(newline="")
             writer = csv.writer(lines, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
             for row in ([dict(zip(self._columns, self._columns, strict=True))] if begins else []) + rows:
-                writer.writerow([self._for_spreadsheets(_cell(row.get(name))) for name in self._columns])
+                cells = [_cell(row.get(name)) for name in self._columns]
+                computed = [isinstance(cell, str) and _FORMULA.match(cell) is not None for cell in cells]
+                self._formulas += sum(computed)
+                escaped = zip(cells, computed, strict=True)
+                writer.writerow([f"{self._apostrophe}{cell}" if is_so else cell for cell, is_so in escaped])
                 self._file.write(lines.getvalue().removesuffix("\r\n") + "\n")
                 lines.seek(0)
                 lines.truncate()
-
-    def _for_spreadsheets(self, cell: Any) -> Any:
-        """Count a cell that spreadsheets would compute, and escape it if that is asked for."""
-        if not isinstance(cell, str) or _FORMULA.match(cell) is None:
-            return cell
-        self._formulas += 1
-        return self._apostrophe + cell
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is None:
             return
+        try:
+            if error is None:  # what was left out after the last row that has an answer
+                self._write([row for _, row in self._left_out(self._columns, None)])
+            if self._file is sys.stdout:
+                self._file.flush()
+            else:
+                self._file.close()
+                if error is None:
+                    os.replace(self._file.name, self.path)
+        finally:
+            if self._file is not sys.stdout:
+                Path(self._file.name).unlink(missing_ok=True)
         if self._formulas and not self._apostrophe and error is None:
             logger.warning(
                 "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; "
                 "--escape-formulas writes an apostrophe there.",
                 *(self.path, counted(self._formulas, "cell")),
             )
-        if self._file is sys.stdout:
-            self._file.flush()
-            return
-        try:
-            self._file.close()
-            if error is None:
-                os.replace(self._file.name, self.path)
-        finally:
-            Path(self._file.name).unlink(missing_ok=True)
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
@@ -227,20 +227,6 @@ def output_format(path: str | Path, format: str | None = None) -> str:
     return found
 
 
-def _json(value: Any) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, default=str)
-
-
 def _cell(value: Any) -> Any:
-    return _json(value) if isinstance(value, list | dict) else value
-
-
-def _sentence(row: Mapping[str, Any]) -> str:
-    """Write a row of a column file; nothing is "_", and tabs and line breaks, which would divide words, are spaces."""
-    values = [["_"] if value is None else value for value in row.values()]
-    if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
-        raise AttendropError(
-            f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."
-        )
-    words = [["_" if entry is None else " ".join(re.split(r"[\t\r\n]", str(entry))) for entry in v] for v in values]
-    return "\n".join(map("\t".join, zip(*words, strict=True))) + "\n\n"
+    """Write what a cell of a table cannot hold as JSON."""
+    return json.dumps(finite(value), ensure_ascii=False, default=str) if isinstance(value, list | dict) else value

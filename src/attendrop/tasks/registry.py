@@ -19,6 +19,7 @@ from attendrop.errors import AttendropError, check_known
 from attendrop.support.files import first_line
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files as load_files  # beside load_task, for programs of one's own
+from attendrop.tasks.entities import to_iob2
 from attendrop.tasks.table import (
     SOURCE,
     TARGET,
@@ -57,7 +58,7 @@ class Source:
     folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
     # By split, for each of its files: the possible names or patterns, of which the first that exists is read.
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
-    read: Callable[[Sequence[Path], str], Iterable[Row]]  # reads the rows of a split from its files
+    read: Callable[[Path, str], Iterable[Row]]  # reads the rows of a split from a file, or from two parallel ones
     # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
     hub: tuple[tuple[str, ...], ...] = ()
     of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None  # reads the rows of a data set, given its name
@@ -67,38 +68,7 @@ class Source:
     revision: str | None = None  # on the hub
     within: str | None = None  # folder of a group of tasks, which may hold the task's folder
 
-    def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-        """Load splits, see :func:`load_task`."""
-        for split in splits:
-            problem = f"{self.task.name} has no split {split!r}"
-            check_known(split, self.file_names, problem, f"it has {', '.join(self.file_names)}")
-        folder = self._folder(data_dir)
-        mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in self.file_names]
-        if folder is None:
-            found = {split: self._dataset(self._of_hub(split)) for split in dict.fromkeys([*splits, *mismatched])}
-            return TaskData(self.task, found, f"Hugging Face hub {self.hub[0][0]}")
-        found = {}
-        for split in dict.fromkeys([*splits, *mismatched]):
-            paths = [path for path in self._files(folder, split) if path is not None]
-            if len(paths) < len(self.file_names[split]):
-                if split in mismatched and split not in splits:
-                    continue
-                file = f"file of {self.task.name} {split}, such as {self.file_names[split][0][0]!r}"
-                raise AttendropError(f"the folder {str(folder)!r} has no {file}.")
-            rows = list(self.read(paths, split))
-            if not rows:
-                raise AttendropError(f"{paths[0]} has no row of {self.task.name} {split}.")
-            found[split] = self._dataset(rows)
-        read_once.cache_clear()  # what was read is in data sets
-        return TaskData(self.task, found, f"local folder {folder}")
-
-    def files(self, data_dir: str | Path | None) -> list[Path]:
-        """Return the local files that :meth:`load` would read; none if the task is loaded from the hub."""
-        folder = self._folder(data_dir)
-        found = [] if folder is None else [file for split in self.file_names for file in self._files(folder, split)]
-        return list(dict.fromkeys(file for file in found if file is not None))
-
-    def _folder(self, data_dir: str | Path | None) -> Path | None:
+    def folder(self, data_dir: str | Path | None) -> Path | None:
         """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if that has none.
 
         ``data_dir`` may be the folder itself: it has its name, in which cases and dashes do not matter, or its files.
@@ -122,17 +92,16 @@ class Source:
             return root
         name = self.folders[0]
         places = f"neither '{self.within}/{name}' nor '{name}'" if self.within else f"no folder '{name}'"
-        raise AttendropError(
-            f"the data folder {str(root)!r} holds {places}, nor a file such as {files[0]!r}; name a folder that has "
-            "one."
-        )
+        problem = f"the data folder {str(root)!r} holds {places}, nor a file such as {files[0]!r}"
+        raise AttendropError(f"{problem}; name a folder that has one.")
 
-    def _files(self, folder: Path, split: str) -> list[Path | None]:
-        """Return the files of a split; None for each that is missing."""
-        names = self.file_names[split]
-        return [next((path for name in each for path in sorted(folder.glob(name))), None) for each in names]
+    def files(self, folder: Path, split: str) -> list[Path]:
+        """Return the files of a split that are in a folder."""
+        found = ([path for name in names for path in sorted(folder.glob(name))] for names in self.file_names[split])
+        return [paths[0] for paths in found if paths]
 
-    def _of_hub(self, split: str) -> list[Row]:
+    def rows_of_hub(self, split: str) -> list[Row]:
+        """Read a split from the hub; raise AttendropError if it is not there, or cannot be loaded."""
         if self.of_hub is None:
             raise AttendropError(
                 f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
@@ -154,9 +123,12 @@ class Source:
             rows = [replace(row, label=None) if row.label == -1 else row for row in rows]
         return rows
 
-    def _dataset(self, rows: Sequence[Row]) -> Dataset:
-        """Make a data set of rows; raise AttendropError for a row whose label is wrong."""
+    def dataset(self, rows: Sequence[Row]) -> Dataset:
+        """Make a data set of rows, without pairs with an empty translation; raise AttendropError for a wrong label."""
         task_type, labels = self.task.type, list[Any]()
+        both = task_type.generates
+        numbers = [n for n, row in enumerate(rows) if not both or (row.inputs[0].strip() and row.label.strip())]
+        rows = [rows[number] for number in numbers]
         ids = {label: number for number, label in enumerate(self.labels or ())}
         labelled = any(row.label is not None for row in rows)
         for row in rows if labelled else ():
@@ -171,61 +143,65 @@ class Source:
         columns: dict[str, list[Any]] = dict(zip(task_type.inputs, map(list, values), strict=False))
         columns |= {"label": labels} if labelled else {}
         columns |= {name: [row.others[name] for row in rows] for name in rows[0].others}
-        return Dataset.from_dict({**columns, "index": columns.get("index", list(range(len(rows))))})
+        return Dataset.from_dict({**columns, "index": columns.get("index", numbers)})
 
 
-@dataclass(frozen=True)
-class TabbedFile:
-    """Reader of files with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
+def tabbed_rows(
+    path: Path,
+    split: str,
+    *,
+    texts: tuple[str, ...],
+    label: str,
+    header: tuple[str, ...] = (),
+    index: str = "index",
+    groups: tuple[str, ...] = (),
+    tests_have_labels: bool = False,
+) -> Iterator[Row]:
+    """Read a file with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
 
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
+
+    ``header`` is for files that have no header line. Where the column ``index`` has no whole number, rows are numbered.
     """
+    labelled = tests_have_labels or not split.startswith("test")
+    wanted = (*texts, *((label,) if labelled else ()))
+    with text_lines(path) as text:
+        lines = [line.removesuffix("\n").removesuffix("\r").split("\t") for line in text]
+    has_header = not header or set(wanted) <= set(lines[0])
+    names = lines[0] if has_header else list(header)
+    for column in (*wanted, *groups):
+        check_known(column, names, f"{path} has no column {column!r}", f"its header is {', '.join(map(repr, names))}")
+    rows: list[Row] = []
+    broken = []
+    for number, values in enumerate(lines[has_header:], start=1 + has_header):
+        fields, place = dict(zip(names, values, strict=False)), f"line {number}"
+        if len(values) != len(names):
+            broken.append(f"{place}: {counted(len(values), 'field')} instead of {len(names)}")
+        elif labelled and not all(fields[column].strip() for column in wanted):
+            broken.append(f"{place}: an empty text or label")
+        else:
+            own = fields.get(index, "")
+            others: dict[str, Any] = {group: fields[group] for group in groups}
+            others["index"] = int(own) if own.isdecimal() else len(rows)
+            inputs = tuple(fields[column] for column in texts)
+            rows.append(Row(path, place, inputs, fields[label] if labelled else None, others))
+    count = len(rows) + len(broken)
+    if not count:
+        raise AttendropError(f"{path} has no rows.")
+    if broken and (not labelled or len(broken) > count * _BROKEN_SHARE):
+        raise AttendropError(f"{path}, {broken[0]}; {len(broken)} of {count} rows are broken; download the file again.")
+    if broken:
+        skipped = f"skipped {len(broken)} broken rows of {count}, the first at {broken[0]}"
+        warnings.warn(f"{path}: {skipped}.", stacklevel=5)
+    yield from rows
 
-    texts: tuple[str, ...]
-    label: str
-    header: tuple[str, ...] = ()  # the columns of files that have no header line
-    index: str = "index"  # column with the ids of rows; where it has no whole number, rows are numbered
-    groups: tuple[str, ...] = ()
-    tests_have_labels: bool = False
 
-    def read(self, paths: Sequence[Path], split: str) -> Iterator[Row]:
-        """Yield the rows of the file of a split; raise AttendropError if it has none, or lacks a column."""
-        (path,) = paths
-        labelled = self.tests_have_labels or not split.startswith("test")
-        wanted = (*self.texts, *((self.label,) if labelled else ()))
-        with text_lines(path) as text:
-            lines = [line.removesuffix("\n").removesuffix("\r").split("\t") for line in text]
-        has_header = not self.header or set(wanted) <= set(lines[0])
-        header = lines[0] if has_header else list(self.header)
-        for column in (*wanted, *self.groups):
-            problem = f"{path} has no column {column!r}"
-            check_known(column, header, problem, f"its header is {', '.join(map(repr, header))}")
-        rows: list[Row] = []
-        broken = []
-        for number, values in enumerate(lines[has_header:], start=1 + has_header):
-            fields, place = dict(zip(header, values, strict=False)), f"line {number}"
-            if len(values) != len(header):
-                broken.append(f"{place}: {counted(len(values), 'field')} instead of {len(header)}")
-            elif labelled and not all(fields[column].strip() for column in wanted):
-                broken.append(f"{place}: an empty text or label")
-            else:
-                index = fields.get(self.index, "")
-                others: dict[str, Any] = {group: fields[group] for group in self.groups}
-                others["index"] = int(index) if index.isdecimal() else len(rows)
-                label = fields[self.label] if labelled else None
-                rows.append(Row(path, place, tuple(fields[column] for column in self.texts), label, others))
-        if not rows and not broken:
-            raise AttendropError(f"{path} has no rows.")
-        count = len(rows) + len(broken)
-        if broken and (not labelled or len(broken) > count * _BROKEN_SHARE):
-            raise AttendropError(
-                f"{path}, {broken[0]}; {len(broken)} of {count} rows are broken; download the file again."
-            )
-        if broken:
-            skipped = f"skipped {len(broken)} broken rows of {count}, the first at {broken[0]}"
-            warnings.warn(f"{path}: {skipped}.", stacklevel=5)
-        yield from rows
+def table_rows(texts: Sequence[str], label: str, path: Path, split: str) -> Iterator[Row]:
+    """Read a file that :func:`read_table` reads, given its columns."""
+    table = read_table(path)
+    for place, (*inputs, value) in zip(table.places, table.values((*texts, label)), strict=True):
+        yield Row(table.path, place, tuple(inputs), value)
 
 
 def hub_rows(texts: Sequence[str], groups: Sequence[str], name: str, raw: Dataset) -> Iterator[Row]:
@@ -235,11 +211,6 @@ def hub_rows(texts: Sequence[str], groups: Sequence[str], name: str, raw: Datase
     for label, number, *values in zip(raw["label"][:], numbers, *columns, strict=True):
         others = dict(zip(groups, values[len(texts) :], strict=True)) | {"index": number}
         yield Row(name, f"row {number}", tuple(values[: len(texts)]), label, others)
-
-
-def _files(read: Callable[[Path], Iterable[Row]]) -> Callable[[Sequence[Path], str], Iterator[Row]]:
-    """Make a function that reads the rows of several files."""
-    return lambda paths, split: (row for path in paths for row in read(path))
 
 
 # GLUE (Wang et al., 2019) --------------------------------------------------------------------------------------------
@@ -260,26 +231,28 @@ def _glue(
     folder: str,
     metrics: tuple[str, ...],
     about: str,
-    file: TabbedFile,
-    labels: tuple[str, ...],
-    hub_columns: tuple[str, ...],
+    texts: tuple[str, ...],
+    label: str,
+    labels: tuple[str, ...] = (),
     class_names: tuple[str, ...] = (),
+    hub_columns: tuple[str, ...] = (),
     file_names: Mapping[str, str] = _FILES,
+    **options: Any,
 ) -> Source:
     """Make a task from its folder in the official archive, the columns of its files, and the labels in them.
 
-    If there are no ``labels``, they are numbers; ``class_names`` are the classes if files write them
-    differently. Models are selected by the first metric.
+    If there are no ``labels``, they are numbers; ``class_names`` are the classes if files write them differently, and
+    ``hub_columns`` the columns of texts if the hub calls them so. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
     kind = "classification" if labels else "regression"
     return Source(
-        Task(name, kind, file.texts, class_names or labels, metric, about, tuple(others)),
+        Task(name, kind, texts, class_names or labels, metric, about, tuple(others)),
         (folder,),
         {split: ((own,),) for split, own in file_names.items()},
-        file.read,
+        partial(tabbed_rows, texts=texts, label=label, **options),
         (("nyu-mll/glue", name),),
-        partial(hub_rows, hub_columns, ()),
+        partial(hub_rows, hub_columns or texts, ()),
         labels or None,
         _MNLI_HUB_SPLITS if name == "mnli" else {"dev": "validation"},
         within="glue",
@@ -293,44 +266,33 @@ def submitted(source: Source, label: float) -> str:
 
 _YES_NO = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
-_NLI = ("entailment", "neutral", "contradiction")
 _PAIR = ("sentence1", "sentence2")
-_QUESTIONS = ("question1", "question2")
 _ACCURACY = ("accuracy",)
 _GLUE_TASKS = (
     _glue(
-        "CoLA", ("matthews_correlation",), "is it good English?",
-        TabbedFile(("sentence",), "label", header=("source", "label", "star", "sentence")), _YES_NO, ("sentence",),
-        ("unacceptable", "acceptable"),
+        "CoLA", ("matthews_correlation",), "is it good English?", ("sentence",), "label", _YES_NO,
+        ("unacceptable", "acceptable"), header=("source", "label", "star", "sentence"),
     ),
     _glue(
-        "SST-2", _ACCURACY, "sentiment of film reviews", TabbedFile(("sentence",), "label"), _YES_NO, ("sentence",),
-        ("negative", "positive"),
+        "SST-2", _ACCURACY, "sentiment of film reviews", ("sentence",), "label", _YES_NO, ("negative", "positive"),
     ),
     _glue(
-        "MRPC", ("accuracy", "f1"), "do two news sentences say the same?",
-        TabbedFile(("#1 String", "#2 String"), "Quality"), _YES_NO, _PAIR, ("not_equivalent", "equivalent"),
+        "MRPC", ("accuracy", "f1"), "do two news sentences say the same?", ("#1 String", "#2 String"), "Quality",
+        _YES_NO, ("not_equivalent", "equivalent"), _PAIR,
+    ),
+    _glue("STS-B", ("pearson", "spearman"), "similarity of two sentences, 0 to 5", _PAIR, "score"),
+    _glue(
+        "QQP", ("accuracy", "f1"), "do two questions ask the same?", ("question1", "question2"), "is_duplicate",
+        _YES_NO, ("not_duplicate", "duplicate"), index="id",
     ),
     _glue(
-        "STS-B", ("pearson", "spearman"), "similarity of two sentences, 0 to 5", TabbedFile(_PAIR, "score"), (), _PAIR,
+        "MNLI", _ACCURACY, "does the premise entail, contradict or leave open?", _PAIR, "gold_label",
+        ("entailment", "neutral", "contradiction"), hub_columns=("premise", "hypothesis"), file_names=_MNLI_FILES,
     ),
+    _glue("QNLI", _ACCURACY, "does the sentence answer the question?", ("question", "sentence"), "label", _ENTAILMENT),
+    _glue("RTE", _ACCURACY, "does the first text entail the second?", _PAIR, "label", _ENTAILMENT),
     _glue(
-        "QQP", ("accuracy", "f1"), "do two questions ask the same?", TabbedFile(_QUESTIONS, "is_duplicate", index="id"),
-        _YES_NO, _QUESTIONS, ("not_duplicate", "duplicate"),
-    ),
-    _glue(
-        "MNLI", _ACCURACY, "does the premise entail, contradict or leave open?", TabbedFile(_PAIR, "gold_label"), _NLI,
-        ("premise", "hypothesis"), file_names=_MNLI_FILES,
-    ),
-    _glue(
-        "QNLI", _ACCURACY, "does the sentence answer the question?", TabbedFile(("question", "sentence"), "label"),
-        _ENTAILMENT, ("question", "sentence"),
-    ),
-    _glue(
-        "RTE", _ACCURACY, "does the first text entail the second?", TabbedFile(_PAIR, "label"), _ENTAILMENT, _PAIR,
-    ),
-    _glue(
-        "WNLI", _ACCURACY, "is the pronoun resolved correctly?", TabbedFile(_PAIR, "label"), _YES_NO, _PAIR,
+        "WNLI", _ACCURACY, "is the pronoun resolved correctly?", _PAIR, "label", _YES_NO,
         ("not_entailment", "entailment"),
     ),
 )  # fmt: skip
@@ -339,17 +301,15 @@ GLUE: dict[str, Source] = {source.task.name: source for source in _GLUE_TASKS}
 # Classification: film reviews of IMDB; HANS and PAWS-X, which test models of other tasks ------------------------------
 
 
-def _imdb_rows(path: Path) -> Iterator[Row]:
+def _imdb_rows(path: Path, split: str) -> Iterator[Row]:
     """Read a file of JSON lines, or the official folders, which have a file for each review."""
-    if path.is_dir():
-        for label in ("neg", "pos"):
-            for file in sorted((path / label).glob("*.txt")):
-                with text_lines(file) as lines:
-                    yield Row(path, file.name, ("".join(lines),), label)
+    if not path.is_dir():
+        yield from table_rows(("text",), "label", path, split)
         return
-    table = read_table(path)
-    for place, (text, label) in zip(table.places, table.values(("text", "label")), strict=True):
-        yield Row(path, place, (text,), str(label))
+    for label in ("neg", "pos"):
+        for file in sorted((path / label).glob("*.txt")):
+            with text_lines(file) as lines:
+                yield Row(path, file.name, ("".join(lines),), label)
 
 
 _HANS = ("entailment", "non-entailment")
@@ -358,7 +318,7 @@ _TEST = (("test.jsonl", "test"),)
 _TEXT_TASKS = (
     Source(
         Task("imdb", "classification", ("text",), ("negative", "positive"), "accuracy", "sentiment of long reviews"),
-        ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, _files(_imdb_rows),
+        ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, _imdb_rows,
         (("stanfordnlp/imdb",),), partial(hub_rows, ("text",), ()), ("neg", "pos"), {"dev": "test"},
     ),
     Source(
@@ -371,7 +331,7 @@ _TEXT_TASKS = (
             ),
         ),
         ("hans",), {"train": (("heuristics_train_set.txt",),), "dev": (("heuristics_evaluation_set.txt",),)},
-        TabbedFile(_PAIR, "gold_label", groups=("heuristic",)).read, (("jhu-cogsci/hans",),),
+        partial(tabbed_rows, texts=_PAIR, label="gold_label", groups=("heuristic",)), (("jhu-cogsci/hans",),),
         partial(hub_rows, ("premise", "hypothesis"), ("heuristic",)), _HANS,
     ),
     Source(
@@ -389,7 +349,7 @@ _TEXT_TASKS = (
             "dev": (("dev-en.tsv", "en/dev_2k.tsv"),),
             "test": (("test-en.tsv", "en/test_2k.tsv"),),
         },
-        TabbedFile(_PAIR, "label", header=(*_PAIR, "label"), tests_have_labels=True).read,
+        partial(tabbed_rows, texts=_PAIR, label="label", header=(*_PAIR, "label"), tests_have_labels=True),
         (("google-research-datasets/paws-x", "en"),), partial(hub_rows, _PAIR, ()), ("0", "1"),
     ),
 )  # fmt: skip
@@ -399,14 +359,14 @@ _TEXT_TASKS = (
 _LETTERS = tuple(ascii_uppercase[:5])
 
 
-def _swag_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
-    table = read_table(paths[0])
+def _swag_rows(path: Path, split: str) -> Iterator[Row]:
+    table = read_table(path)
     wanted = ("sent1", "sent2", *(f"ending{number}" for number in range(4)), *(("label",) if split != "test" else ()))
     for place, values in zip(table.places, table.values(wanted), strict=True):
-        yield _question(paths[0], place, dict(zip(wanted, values, strict=True)))
+        yield _question(path, place, dict(zip(wanted, values, strict=True)))
 
 
-def _arc_rows(path: Path) -> Iterator[Row]:
+def _arc_rows(path: Path, split: str) -> Iterator[Row]:
     """Read an official file of JSON lines, or a copy as a CSV file without a header.
 
     Of the copy, questions whose correct choice it lost are left out, with a warning.
@@ -462,7 +422,7 @@ def _arc(name: str, about: str, *sets: str) -> Source:
             )
             for split in _SPLITS
         },
-        _files(_arc_rows),
+        _arc_rows,
         tuple(("allenai/ai2_arc", f"ARC-{each}") for each in sets),
         _hub_questions,
     )
@@ -488,28 +448,19 @@ _CHOICE_TASKS = (
 _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 
-def _tagged_rows(
-    paths: Sequence[Path], split: str, parts: Mapping[str, tuple[int, int]] | None = None
-) -> Iterator[Row]:
-    """Read words, and their tags, from the first and the last column.
+def _tagged_rows(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | None = None) -> Iterator[Row]:
+    """Read words, and their tags, from the first and the last column; IOB1 becomes IOB2.
 
     ``parts``: of a split, only sentences of some files of the Wall Street Journal, which comments name.
     """
-    for path in paths:
-        with text_lines(path) as lines:
-            for line, words, comments in read_sentences(lines):
-                if parts is not None:
-                    name = next((each.partition("=")[2].strip() for each in comments if each.startswith("file")), "")
-                    number, (first, last) = name.removeprefix("wsj_"), parts[split]
-                    if not number.isdecimal() or not first <= int(number) <= last:
-                        continue
-                yield Row(path, f"line {line}", ([word[0] for word in words],), [word[-1] for word in words])
-
-
-def _ud_rows(path: Path) -> Iterator[Row]:
-    table = read_table(path)
-    for place, (words, tags) in zip(table.places, table.values((WORDS, "upos")), strict=True):
-        yield Row(path, place, (words,), tags)
+    with text_lines(path) as lines:
+        for line, words, comments in read_sentences(lines):
+            if parts is not None:
+                name = next((each.partition("=")[2].strip() for each in comments if each.startswith("file")), "")
+                number, (first, last) = name.removeprefix("wsj_"), parts[split]
+                if not number.isdecimal() or not first <= int(number) <= last:
+                    continue
+            yield Row(path, f"line {line}", ([word[0] for word in words],), to_iob2([word[-1] for word in words]))
 
 
 def _hub_tags(tag_column: str, name: str, raw: Dataset) -> Iterator[Row]:
@@ -558,7 +509,8 @@ _TAG_TASKS = (
             "ud", "token-classification", (WORDS,), _UPOS, "accuracy",
             "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",),
         ),
-        ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}, _files(_ud_rows),
+        ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS},
+        partial(table_rows, (WORDS,), "upos"),
         (("universal-dependencies/universal_dependencies", "en_ewt"),), partial(_hub_tags, "upos"),
         revision=_CONVERTED,
     ),
@@ -569,20 +521,9 @@ _TAG_TASKS = (
 _LANGUAGES = {"en": "English", "ro": "Romanian", "tr": "Turkish"}
 
 
-def _wmt_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
-    """Read two parallel files, but for pairs with an empty text; the index counts all pairs."""
-    table = read_table(",".join(map(str, paths)))
-    return _pairs(table.path, table.values((SOURCE, TARGET)))
-
-
 def _hub_wmt(source: str, target: str, name: str, raw: Dataset) -> Iterator[Row]:
-    return _pairs(name, ((each[source], each[target]) for each in raw["translation"][:]))
-
-
-def _pairs(file: str | Path, pairs: Iterable[tuple[str, str]]) -> Iterator[Row]:
-    for index, (text, translation) in enumerate(pairs):
-        if text.strip() and translation.strip():
-            yield Row(file, f"line {index + 1}", (text,), translation, {"index": index})
+    for number, each in enumerate(raw["translation"][:], start=1):
+        yield Row(name, f"row {number}", (each[source],), each[target])
 
 
 def _wmt(source: str, target: str) -> Source:
@@ -594,7 +535,7 @@ def _wmt(source: str, target: str) -> Source:
         Task(f"wmt16-{source}-{target}", Translation.kind, (source,), (), metric, about, tuple(others)),
         (f"{target}{source}", f"{source}{target}"),
         {split: tuple(tuple(f"{name}.{code}" for name in found) for code in both) for split, found in names.items()},
-        _wmt_rows,
+        partial(table_rows, (SOURCE,), TARGET),
         (("wmt/wmt16", "-".join(sorted(both, key=lambda code: code == "en"))),),
         partial(_hub_wmt, source, target),
         within="wmt16",
@@ -616,17 +557,17 @@ def task_names() -> list[str]:
 
 def get_task(name: str) -> Task:
     """Return a task by its name; raise AttendropError if there is none."""
-    return _source(name).task
-
-
-def _source(name: str) -> Source:
     check_known(name, _SOURCES, f"there is no task {name!r}", f"the tasks are {', '.join(_SOURCES)}")
-    return _SOURCES[name]
+    return _SOURCES[name].task
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
-    """Return the local files that :func:`load_task` would read; raise the same errors."""
-    return _source(name).files(data_dir)
+    """Return the local files that :func:`load_task` would read, of all splits; raise the same errors."""
+    source = _SOURCES[get_task(name).name]
+    folder = source.folder(data_dir)
+    if folder is None:
+        return []
+    return list(dict.fromkeys(file for split in source.file_names for file in source.files(folder, split)))
 
 
 def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence[str] = ("train", "dev")) -> TaskData:
@@ -643,4 +584,29 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
         AttendropError: The task or a split is unknown, a folder or file is missing, a file is broken, or the hub cannot
             be reached.
     """
-    return _source(name).load(data_dir, splits)
+    source, found = _SOURCES[get_task(name).name], dict[str, Dataset]()
+    for split in splits:
+        check_known(
+            split, source.file_names, f"{name} has no split {split!r}", f"it has {', '.join(source.file_names)}"
+        )
+    folder = source.folder(data_dir)
+    mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.file_names]
+    for split in dict.fromkeys([*splits, *mismatched]):
+        if folder is None:
+            found[split] = source.dataset(source.rows_of_hub(split))
+            continue
+        paths = source.files(folder, split)
+        if len(paths) < len(source.file_names[split]):
+            if split in mismatched and split not in splits:
+                continue
+            file = f"file of {name} {split}, such as {source.file_names[split][0][0]!r}"
+            raise AttendropError(f"the folder {str(folder)!r} has no {file}.")
+        if source.task.type.generates:  # a text and its translation are in the same lines of two files
+            paths = [Path(",".join(map(str, paths)))]
+        rows = [row for path in paths for row in source.read(path, split)]
+        if not rows:
+            raise AttendropError(f"{paths[0]} has no row of {name} {split}.")
+        found[split] = source.dataset(rows)
+    read_once.cache_clear()  # what was read is in data sets
+    place = f"Hugging Face hub {source.hub[0][0]}" if folder is None else f"local folder {folder}"
+    return TaskData(source.task, found, place)

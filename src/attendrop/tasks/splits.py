@@ -13,9 +13,8 @@ import random
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,7 @@ def groups_of(rows: Dataset, task: Task) -> list[int]:
     """
     texts = task.type.texts(rows)
     known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
-    numbers = merged(*known, near_duplicates(_joined(texts)))
+    numbers = merged(*known, near_duplicates(["\n".join(parts) for parts in texts]))
     return numbers if max(numbers, default=0) + 1 >= _LEAST_GROUPS else merged(*known)
 
 
@@ -195,39 +194,29 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
     texts = groups_of(dataset, task)
     if max(texts) == 0:
         same = "group" if GROUP in dataset.column_names else "text"
-        raise AttendropError(
-            f"{len(dataset)} rows of the same {same} cannot be split; hold out a fraction of 0, or add data."
-        )
+        raise AttendropError(f"{len(dataset)} rows of the same {same} cannot be split; hold out 0, or add data.")
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
     # In the order of their first rows, large groups would mostly be held out.
     places = _shuffled(max(texts) + 1, seed) if GROUP in dataset.column_names else None
-    held = None
+    order, labels = _shuffled(len(texts), seed), [0] * len(texts)
     if len(task.type.strata) > 1:
-        held = _stratified(task.type.strata_of(dataset), texts, places, count, seed)
-    if held is None:
-        held = _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts, places)
-    return _divided(dataset, held)
-
-
-def _stratified(
-    labels: Sequence[int], texts: Sequence[int], places: Sequence[int] | None, count: int, seed: int
-) -> set[int] | None:
-    """Sample about ``count`` rows, stratified by class; None, with a warning, if that is not possible."""
-    classes_of = _classes_of(labels, texts)
-    sizes = Counter(label for classes in classes_of.values() for label in classes)
-    divisible = [row for row, text in enumerate(texts) if all(sizes[label] > 1 for label in classes_of[text])]
-    strata = [labels[row] for row in divisible]
-    rows_of = Counter(strata)
-    enough = max(count, len(rows_of))
-    if enough > len(divisible) - len(rows_of) or min(rows_of.values(), default=0) < 2:
-        warnings.warn(
-            f"{len(labels)} rows of {len(sizes)} classes are too few to hold out {count} by class: "
-            "they were sampled without stratification.",
-            stacklevel=3,
-        )
-        return None
-    kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
-    return _whole_texts([*held, *kept], enough, labels, texts, places)
+        classes = task.type.strata_of(dataset)
+        classes_of = _classes_of(classes, texts)
+        sizes = Counter(label for each in classes_of.values() for label in each)
+        divisible = [row for row, text in enumerate(texts) if all(sizes[label] > 1 for label in classes_of[text])]
+        strata = [classes[row] for row in divisible]
+        rows_of = Counter(strata)
+        enough = max(count, len(rows_of))
+        if enough > len(divisible) - len(rows_of) or min(rows_of.values(), default=0) < 2:
+            warnings.warn(
+                f"{len(classes)} rows of {len(sizes)} classes are too few to hold out {count} by class: they were "
+                "sampled without stratification.",
+                stacklevel=2,
+            )
+        else:
+            kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
+            order, labels, count = [*held, *kept], list(classes), enough
+    return _divided(dataset, _whole_texts(order, count, labels, texts, places))
 
 
 def _whole_texts(
@@ -307,7 +296,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
     """
-    texts, groups = _joined(task.type.texts(rows)), max(2, round(1 / fraction))
+    texts, groups = ["\n".join(parts) for parts in task.type.texts(rows)], max(2, round(1 / fraction))
     strata = task.type.strata_of(rows) if len(task.type.strata) > 1 else [0] * len(rows)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for row, stratum in enumerate(strata):
@@ -443,22 +432,17 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
 # Likeness -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Likeness:
-    """Similarity of rows: mean cosines of their texts' TF-IDF vectors."""
+def class_likeness(rows: Dataset, task: Task) -> dict[str, float] | None:
+    """Compute mean cosines of rows' TF-IDF vectors, in a sample of 2,000; None without words or classes of several.
 
-    within: float  # of two rows of the same class
-    between: float  # of two rows of different classes
-    nearest: float  # of a row and the row of its class that is most like it
-
-
-def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
-    """Measure the similarity of the rows of a class, in a sample of 2,000; None without words or classes of several."""
+    They are those of two rows ``within`` a class, of two rows ``between`` classes, and of a row and the ``nearest`` of
+    its class.
+    """
     if len(task.type.strata) < 2:
         return None
     rows = subset(rows, _SAMPLE, seed=0)
     try:
-        vectors = text_vectorizer().fit_transform(_joined(task.type.texts(rows)))
+        vectors = text_vectorizer().fit_transform("\n".join(parts) for parts in task.type.texts(rows))
     except ValueError:  # of scikit-learn: an empty vocabulary
         return None
     labels = np.asarray(task.type.strata_of(rows))
@@ -469,7 +453,8 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
     if not several.any() or not other.any():
         return None
     nearest = np.where(same, cosines, -1.0).max(1)[several]
-    return Likeness(float(cosines[same].mean()), float(cosines[other].mean()), float(nearest.mean()))
+    means = {"within": cosines[same], "between": cosines[other], "nearest": nearest}
+    return {name: float(values.mean()) for name, values in means.items()}
 
 
 def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int, float]]:
@@ -482,7 +467,3 @@ def nearest_texts(texts: Sequence[str], among: Sequence[str]) -> list[tuple[int,
     nearest = NearestNeighbors(n_neighbors=1, metric="cosine").fit(known)
     distances, rows = nearest.kneighbors(vectorizer.transform(texts))
     return [(int(row), 1 - float(distance)) for row, distance in zip(rows[:, 0], distances[:, 0], strict=True)]
-
-
-def _joined(rows: Iterable[Sequence[Any]]) -> list[str]:
-    return ["\n".join(part if isinstance(part, str) else " ".join(map(str, part)) for part in parts) for parts in rows]

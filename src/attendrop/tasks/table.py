@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -27,7 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attendrop.errors import AttendropError, check_choice, check_known
+from attendrop.errors import AttendropError, check_known
 from attendrop.support.files import finite, write_bytes
 from attendrop.wording import counted, names_of
 
@@ -52,15 +52,11 @@ ENCODINGS = {
     "cp1252": "Windows-1252 (a guess)",
 }
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-# Kinds of files by their first bytes.
-_NO_TEXT = {
-    b"PK\x03\x04": "a ZIP archive, such as an Excel workbook, not text; unpack it, or name the workbook .xlsx",
-    b"\xd0\xcf\x11\xe0": "an old Excel workbook, not text; save it as .xlsx, or as CSV in UTF-8",
-    b"PAR1": "a Parquet file, not text; rename it to .parquet",
-}
+# First bytes of ZIP archives, such as Excel workbooks, of old workbooks, and of Parquet files.
+_NO_TEXT = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"PAR1")
 # NUL characters, and what `errors="surrogateescape"` makes of bytes that cannot be decoded.
 _NOT_TEXT = re.compile("[\0\udc80-\udcff]")
-_SURROGATE, _ESCAPED_SURROGATE = re.compile("[\ud800-\udfff]"), re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile("\r\n|\r|\n")
 # Line before the header that names the separator to Excel.
 _SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
@@ -120,20 +116,15 @@ def extension_of(path: str | Path) -> str:
     return Path(name.removesuffix(".gz")).suffix or Path(name).suffix
 
 
-def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
-    """Return the text columns and the label column of custom data; none if their format names no columns.
+def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None, str]:
+    """Return the text columns, the label column and the label type of custom data, as far as their format says.
 
     The name is that of a file, as for :func:`files_of`, or of a format such as ``"x.conll"``.
     """
     if len(files := files_of(name or "")) > 1:
-        return (SOURCE,), TARGET
+        return (SOURCE,), TARGET, "text"
     known = {".conll": ((WORDS,), TAGS), ".conllu": ((WORDS,), "upos"), ".txt": (("text",), None)}
-    return known.get(extension_of(files[0]), ((), None))
-
-
-def default_label_type(name: str | None) -> str:
-    """Return what the labels of custom data are, as of :func:`default_columns`; "auto" if the format does not say."""
-    return "text" if len(files_of(name or "")) > 1 else "auto"
+    return (*known.get(extension_of(files[0]), ((), None)), "auto")
 
 
 # Values ---------------------------------------------------------------------------------------------------------------
@@ -227,33 +218,29 @@ def read_class(value: Any) -> str:
     return class_name(value)
 
 
-def pointed(number: str) -> str:
-    """Return a number with a decimal point where it has a decimal comma."""
-    return number if "." in number else number.replace(",", ".")
-
-
 def yes_or_no(value: Any) -> bool | None:
     """Read a value that says whether a row has a label, such as ``1`` or ``false``; None of others."""
     text = str(value).strip().lower()
     return _YES_NO.get(text.split(".")[0] if number_form(text) == "whole" else text)
 
 
-def listed(value: Any) -> list[Any] | None:
-    """Return a list, also one in JSON, or as Python or NumPy print one, which pandas writes; None for anything else."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else None
+def parsed(value: Any) -> Any:
+    """Return what a text stands for in JSON, or as Python or NumPy print it, as in pandas; other values as they are."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{", "("):
+        return value
     text = value.strip()
-    if not (text.startswith("[") and text.endswith("]")):
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            if _ARRAY.fullmatch(text):  # of which Python would join the texts
-                return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
-            found = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        if _ARRAY.fullmatch(text):  # of which Python would join the texts
+            return [ast.literal_eval(quoted) for quoted in _QUOTED.findall(text)]
+        return ast.literal_eval(text)
+    return value
+
+
+def listed(value: Any) -> list[Any] | None:
+    """Return a list, also one that a text stands for; None for anything else."""
+    found = parsed(value)
     return found if isinstance(found, list) else None
 
 
@@ -297,24 +284,15 @@ class SkippedRow:
     row: Any  # values by column, or what could be read of a row that has no columns
 
 
+@dataclass(kw_only=True)
 class BadRows:
-    """Collector of invalid rows.
+    """Collector of invalid rows."""
 
-    Args:
-        skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
-        unknown_labels: Whether labels that training lacks are invalid, ``"error"`` (default), or count as ``"wrong"``.
-
-    Attributes:
-        skipped: The invalid rows.
-        left_out: These, and rows without any value, by their number in the file, from 0: they have no answer.
-    """
-
-    def __init__(self, *, skip: bool = False, unknown_labels: str | None = None) -> None:
-        check_choice("unknown_labels", unknown_labels or ERROR, UNKNOWN_LABELS)
-        self.skip = skip
-        self.keeps_unknown = unknown_labels == WRONG
-        self.skipped: list[SkippedRow] = []
-        self.left_out: dict[int, SkippedRow] = {}
+    skip: bool = False  # keep invalid rows in `skipped` instead of raising an error for the first
+    unknown_labels: str | None = None  # whether labels that training lacks are an "error", or count as "wrong"
+    skipped: list[SkippedRow] = field(default_factory=list)  # the invalid rows
+    # These, and rows without any value, by their number in the file, from 0: they have no answer.
+    left_out: dict[int, SkippedRow] = field(default_factory=dict)
 
     def add(self, path: Path, place: str, index: int, reason: str, row: Any) -> None:
         """Report an invalid row, see :class:`SkippedRow`; raise AttendropError unless such rows are skipped."""
@@ -364,7 +342,6 @@ class Table:
     frame: pd.DataFrame
     unit: str = "line"
     delimiter: str = ""
-    _cells: dict[str | int, list[Any]] = field(default_factory=dict, init=False, repr=False)  # that were read
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -397,13 +374,10 @@ class Table:
         if name not in self.frame.columns and name not in self.columns:  # naming columns takes longer than finding one
             listed = f"its columns are {names_of(self.columns)}"
             check_known(str(name), self.columns, f"{self.path} has no column {name!r}", listed)
-        if name in self._cells:
-            return self._cells[name]
         if name in self.frame.columns:
-            return self._cells.setdefault(name, self.frame[name].tolist())
+            return list(self.frame[name].tolist())
         own = next(each for each in self.own_columns if str(name).startswith(f"{each}."))
-        found = [_entries(own, value).get(str(name)) for value in self.column(own)]
-        return self._cells.setdefault(name, found)
+        return [_entries(own, value).get(str(name)) for value in self.column(own)]
 
     def values(self, names: Sequence[str | int]) -> list[tuple[Any, ...]]:
         """Return the values of some columns, row by row; raise AttendropError if one is missing."""
@@ -426,23 +400,21 @@ class Table:
             bad: To whom rows that are left out are reported.
             into: Column for what is read.
         """
-        found, good, typed = [], [], not self.delimiter  # only JSON and Parquet can hold NUL characters
+        found, good, typed = [], [], not self.delimiter  # only JSON and Parquet can hold what is no character
         for row, values in enumerate(self.values(columns)):
             try:
                 for place, value in enumerate(values if typed else ()):
-                    if _has_nul(value):
-                        raise BadValue("it has a NUL character, which no text has", place)
+                    if _is_broken(value):
+                        raise BadValue("it has a NUL character, or half of a surrogate pair, which no text has", place)
                 found.append(read(*values))
                 good.append(True)
             except BadValue as problem:
                 good.append(False)
-                line, content = (
-                    self.frame[LINE].iloc[row],
-                    {name: self.frame[name].iloc[row] for name in self.own_columns},
-                )
+                line, index = self.frame[LINE].iloc[row], int(self.frame.index[row])
+                content = {name: self.frame[name].iloc[row] for name in self.own_columns}
                 column = problem.column if len(columns) > 1 else 0
                 where = "" if column is None else f"column {columns[column]!r}: "
-                bad.add(self.path, f"{self.unit} {line}", int(self.frame.index[row]), f"{where}{problem}", content)
+                bad.add(self.path, f"{self.unit} {line}", index, f"{where}{problem}", content)
         table = self if all(good) else replace(self, frame=self.frame[good])
         return table if into is None else table.with_column(into, found)
 
@@ -454,9 +426,11 @@ def _entries(name: str, value: Any) -> dict[str, Any]:
     return {key: entry for inner, each in value.items() for key, entry in _entries(f"{name}.{inner}", each).items()}
 
 
-def _has_nul(value: Any) -> bool:
-    """Return whether a text, or one in a list, has a NUL character, which JSON and Parquet can hold."""
-    return "\0" in value if isinstance(value, str) else isinstance(value, list) and any(map(_has_nul, value))
+def _is_broken(value: Any) -> bool:
+    """Return whether a text, or one in a list, has a NUL character or half of a surrogate pair, as JSON can write."""
+    if not isinstance(value, str):
+        return isinstance(value, list) and any(map(_is_broken, value))
+    return "\0" in value or not (value.isascii() or _SURROGATE.search(value) is None)
 
 
 def _tables(
@@ -499,10 +473,8 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
         else:
             bad.add(Path(left_out.file), left_out.place, row, left_out.reason, left_out.row)
     if table is None:
-        first = found.skipped[0]
-        raise AttendropError(
-            f"{path} has no valid row: {counted(len(found.skipped), 'row')} skipped; {first.place}: {first.reason}."
-        )
+        first, skipped = found.skipped[0], counted(len(found.skipped), "row")
+        raise AttendropError(f"{path} has no valid row: {skipped} skipped; {first.place}: {first.reason}.")
     return table
 
 
@@ -584,9 +556,11 @@ def _opened(path: Path) -> Iterator[tuple[Any, str]]:
         try:
             file = gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
             start = bytes(file.peek(4096)[:4096])
-            for magic, what in _NO_TEXT.items():
-                if start.startswith(magic):
-                    raise AttendropError(f"{path} is {what}.")
+            if start.startswith(_NO_TEXT):
+                raise AttendropError(
+                    f"{path} is no text, but an archive, an Excel workbook or a Parquet file; unpack it, name it .xlsx "
+                    "or .parquet, or save it as CSV in UTF-8."
+                )
             encoding = next((encoding for mark, encoding in _MARKS.items() if start.startswith(mark)), None)
             if encoding is None and str(path) != STDIN:  # which cannot be read twice
                 letters = broken = 0
@@ -614,11 +588,8 @@ def encoding_of(path: Path) -> str:
 def text_lines(path: Path, longest: int = LONGEST) -> Iterator[Iterator[str]]:
     """Iterate over the lines of a text file, with their line ends; warn of an encoding that is a guess.
 
-    Lines end in a line feed, or in a carriage return in a file that begins without a line feed, as once on Macs.
-
-    Args:
-        path: The file, which gzip may have packed; "-" is standard input.
-        longest: Number of characters of a line, at most.
+    Lines end in a line feed, or in a carriage return in a file that begins without a line feed, as once on Macs. They
+    have at most ``longest`` characters. The file may be packed by gzip; "-" is standard input.
 
     Raises:
         AttendropError: The file is empty, of another kind, or not in the encoding in which it begins.
@@ -689,9 +660,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
     with text_lines(path) as lines:
         first = list(islice(lines, _SNIFFED))
         if marker := _FASTTEXT.search(next(filter(str.strip, first))):
-            raise AttendropError(
-                f"{path} is a fastText file, with labels such as {marker[0].strip()!r} in its texts; name it .txt."
-            )
+            raise AttendropError(f"{path} is a fastText file, with labels such as '{marker[0].strip()}'; name it .txt.")
         if said := _SEPARATOR_LINE.fullmatch(first[0]):
             first[0] = "\n"  # no header, but a line to count
         delimiter = said[1] if said else delimiter_of(first, usual)
@@ -745,35 +714,27 @@ def _own_names(path: Path, header: list[str]) -> list[str]:
     return list(names)
 
 
-def _fitting(
-    path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
-) -> Iterator[_Row]:
-    """Yield the rows with as many fields as the header; lines of separators alone are none."""
-    width = len(header)
-    for index, (line, record) in enumerate(records):
-        if width > 1 and not any(record):
-            bad.left_out[index] = SkippedRow(str(path), f"line {line}", _NO_VALUE, {})
-        elif len(record) == width:
-            yield index, line, record
-        else:
-            problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
-            bad.add(path, f"line {line}", index, problem, record)
-
-
 def _rows_of(
     path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
 ) -> Iterator[_Row]:
-    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences."""
-    records = iter(records)
-    first = next(records, (0, list[str]()))
-    records = chain([first] if first[1] else [], records)
+    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences.
+
+    Rows have as many fields as the header; lines of separators alone are none.
+    """
+    records, width = iter(records), len(header)
+    begin = list(islice(records, 1))
+    records, row = chain(begin, records), begin[0][1] if begin else []
     places = [[at for at, name in enumerate(header) if form.fullmatch(name)] for form in (_SENTENCE, _TOKEN)]
-    if len(first[1]) != len(header) or any(len(each) != 1 for each in places):
-        yield from _fitting(path, header, records, bad, hint)
-        return
-    (at,), (word,) = places
-    if not _NUMBER.fullmatch(first[1][at].strip()) or len(first[1][word].split()) != 1:
-        yield from _fitting(path, header, records, bad, hint)
+    at, word = (each[0] if len(each) == 1 and len(row) == width else None for each in places)
+    if at is None or word is None or not _NUMBER.fullmatch(row[at].strip()) or len(row[word].split()) != 1:
+        for index, (line, record) in enumerate(records):
+            if width > 1 and not any(record):
+                bad.left_out[index] = SkippedRow(str(path), f"line {line}", _NO_VALUE, {})
+            elif len(record) == width:
+                yield index, line, record
+            else:
+                problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
+                bad.add(path, f"line {line}", index, problem, record)
         return
     said = f"{path} has a word in each row: they are read as sentences, by the column {header[at]!r}."
     warnings.warn(said, stacklevel=2)
@@ -784,13 +745,11 @@ def _rows_of(
     numbered = (each for each in numbered if any(each[2]))
     for index, (number, group) in enumerate(groupby(numbered, key=itemgetter(0))):
         words = list(group)
-        _, line, record = next((each for each in words if len(each[2]) != len(header)), words[0])
-        problem = f"{counted(len(record), 'field')} where the header has {len(header)}; {hint}"
+        _, line, record = next((each for each in words if len(each[2]) != width), words[0])
+        problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
         if number in known:
-            problem = (
-                f"words of sentence {number!r} are also before other sentences; sort them, or number each sentence"
-            )
-        if number in known or len(record) != len(header):
+            problem = f"words of sentence {number!r} are also before other sentences; sort them, or number each"
+        if number in known or len(record) != width:
             bad.add(path, f"line {line}", index, problem, record)
         else:
             columns: list[Any] = [list(values) for values in zip(*(values for *_, values in words), strict=True)]
@@ -876,25 +835,13 @@ def _cell(value: Any) -> str:
 # Typed values: JSON and Parquet ---------------------------------------------------------------------------------------
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return row
-
-
 def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool = False) -> Iterator[Table]:
     def objects(lines: Iterable[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
         there = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
         for index, (number, line) in enumerate(there):
             problem = f'every {unit} must be an object such as {{"text": ...}}'
             try:
-                row = json.loads(line, object_pairs_hook=_without_duplicates)
-                # JSON can write half of a pair of surrogates, which is no character.
-                dumped = json.dumps(row, ensure_ascii=False) if _ESCAPED_SURROGATE.search(line) else ""
-                if half := _SURROGATE.search(dumped):
-                    problem = f"{half[0]!r} is half of a surrogate pair, not a character"
-                elif isinstance(row, dict):
+                if isinstance(row := json.loads(line), dict):
                     yield index, number, row
                     continue
             except (ValueError, RecursionError) as error:
@@ -904,18 +851,14 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
 
     # An array may be a single line, and is in memory as a whole.
     with text_lines(path, 64 * LONGEST if may_be_array else LONGEST) as lines:
-        start = [next(lines)]
-        while not start[-1].strip():  # a line that is not blank follows
-            start.append(next(lines))
-        first, more = start[-1].strip(), list(islice(lines, 1))
-        lines, unit = chain(start, more, lines), "line"
-        if may_be_array and (not more or first.startswith("[") or not first.endswith("}")):
+        unit = "line"
+        if may_be_array:
             text = "".join(lines)
             found: Any = None
             try:
-                found = json.loads(text, object_pairs_hook=_without_duplicates)
+                found = json.loads(text)
             except (ValueError, RecursionError) as error:
-                if first.startswith("["):
+                if text.lstrip().startswith("["):
                     raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
             if isinstance(found, dict) and len(found) == 1:
                 (entry,) = found.values()
@@ -925,8 +868,8 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         columns, rows = list[str](), objects(lines)
         while chunk := list(islice(rows, size)):
             columns = list(dict.fromkeys(chain(columns, *(row for _, _, row in chunk))))
-            found = ((index, line, [row.get(name) for name in columns]) for index, line, row in chunk)
-            yield from _tables(path, columns, found, None, unit)
+            values = ((index, line, [row.get(name) for name in columns]) for index, line, row in chunk)
+            yield from _tables(path, columns, values, None, unit)
 
 
 def _plain(value: Any) -> Any:
@@ -1047,46 +990,28 @@ def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) ->
             words.append(line.split("\t") if "\t" in line else line.split())
 
 
-def _read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+def _read_conll(path: Path, size: int | None, bad: BadRows, *, of_treebank: bool = False) -> Iterator[Table]:
+    """Read a column file; one of Universal Dependencies without tokens of several words, 3-4, and empty words, 8.1."""
     with text_lines(path) as lines:
-        sentences = read_sentences(lines)
+        sentences = read_sentences(lines, _CONLLU_COMMENT if of_treebank else _COMMENT)
         if (begin := next(sentences, None)) is None:
             return
-        width = len(begin[1][0])
+        width = _CONLLU_WIDTH if of_treebank else len(begin[1][0])
         others = [f"column_{number}" for number in range(2, width)]
+        columns = list(_CONLLU) if of_treebank else [WORDS, *others, *([TAGS] if width > 1 else [])]
 
         def rows() -> Iterator[_Row]:
             for index, (line, words, _) in enumerate(chain([begin], sentences)):
                 if wrong := [number for number, word in enumerate(words) if len(word) != width]:
                     word = words[wrong[0]]
-                    problem = f"{counted(len(word), 'column')} where the first line of the file has {width}"
+                    problem = f"{counted(len(word), 'column')} where there should be {width}"
                     bad.add(path, f"line {line + wrong[0]}", index, problem, word)
                 else:
-                    yield index, line, [list(values) for values in zip(*words, strict=True)]
+                    kept = [word for word in words if word[0].isdecimal() or not of_treebank]
+                    places = _CONLLU.values() if of_treebank else range(width)
+                    yield index, line, [[word[at] for word in kept] for at in places]
 
-        yield from _tables(path, [WORDS, *others, *([TAGS] if width > 1 else [])], rows(), size)
-
-
-def _read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
-    """Read a file of Universal Dependencies, without tokens of several words, 3-4, and empty words, 8.1."""
-
-    def rows() -> Iterator[_Row]:
-        for index, (line, all_words, _) in enumerate(read_sentences(lines, _CONLLU_COMMENT)):
-            words = [word for word in all_words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
-            problem = "" if words else "the sentence has no words"
-            for number, word in reversed(list(enumerate(words, start=1))):  # the first is told
-                if len(word) != _CONLLU_WIDTH:
-                    columns = counted(len(word), "column")
-                    problem = f"word {number} has {columns} instead of {_CONLLU_WIDTH}, separated by tabs"
-                elif word[0] != str(number):
-                    problem = f"word {number} has the number {word[0]}"
-            if problem:
-                bad.add(path, f"line {line}", index, problem, [" ".join(word) for word in all_words])
-            else:
-                yield index, line, [[word[at] for word in words] for at in _CONLLU.values()]
-
-    with text_lines(path) as lines:
-        yield from _tables(path, list(_CONLLU), rows(), size)
+        yield from _tables(path, columns, rows(), size)
 
 
 _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
@@ -1097,6 +1022,6 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".json": partial(_read_json, may_be_array=True),
     ".parquet": _read_parquet,
     ".conll": _read_conll,
-    ".conllu": _read_conllu,
+    ".conllu": partial(_read_conll, of_treebank=True),
     ".txt": _read_texts,
 }

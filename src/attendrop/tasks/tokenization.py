@@ -6,8 +6,8 @@ PyTorch is not imported until a tokenizer is loaded, for options name what is he
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,7 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     largest, embedding = max(tokenizer.get_vocab().values(), default=0), model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
         raise AttendropError(
-            f"The tokenizer of {name!r} has {largest + 1} tokens, its model only {embedding.num_embeddings}: "
-            "they do not belong together."
+            f"The tokenizer of {name!r} has {largest + 1} tokens, its model {embedding.num_embeddings}; use its own."
         )
     if (limit := position_limit(model)) is not None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
@@ -112,12 +111,9 @@ def split_long(
 ) -> dict[str, list[Any]]:
     """Cut encoded texts, or split them into windows of ``max_length`` tokens, each with its special tokens.
 
-    Args:
-        whole: Columns of the encoded texts, not truncated, with an entry for each token.
-        tokenizer: The tokenizer.
-        max_length: Maximum number of tokens, including special tokens.
-        long_texts: ``"head+tail"`` keeps a quarter of ``max_length`` from the beginning and the rest from the end (Sun
-            et al., 2019); ``"windows"`` keeps all tokens: windows are spread evenly and overlap by a quarter at least.
+    ``whole`` has the columns of the encoded texts, not truncated, with an entry for each token. ``"head+tail"`` keeps a
+    quarter of ``max_length`` from the beginning and the rest from the end (Sun et al., 2019); ``"windows"`` keeps all
+    tokens: windows are spread evenly and overlap by a quarter at least.
 
     Returns:
         The columns, with a row for each piece, and "document".
@@ -146,20 +142,15 @@ def split_long(
     return rows
 
 
-def document_slices(encoded: Mapping[str, Any]) -> Iterator[slice]:
-    """Yield the slice of the encoded rows of each text; they are consecutive."""
-    first = 0
-    for _, rows in groupby(encoded[DOCUMENT][:]):
-        last = first + len(list(rows))
-        yield slice(first, last)
-        first = last
+def first_rows(documents: Sequence[int]) -> list[int]:
+    """Return the first row of each text, given the number of the text of each row, in ascending order."""
+    return [row for row, number in enumerate(documents) if not row or number != documents[row - 1]]
 
 
 def texts_of(rows: Dataset) -> list[range]:
     """Return the rows of each text in an encoded data set; one, unless the set has the column "document"."""
-    if DOCUMENT not in rows.column_names:
-        return [range(row, row + 1) for row in range(len(rows))]
-    return [range(each.start, each.stop) for each in document_slices({DOCUMENT: rows[DOCUMENT]})]
+    starts = first_rows(rows[DOCUMENT][:]) if DOCUMENT in rows.column_names else list(range(len(rows)))
+    return [range(*ends) for ends in pairwise([*starts, len(rows)])]
 
 
 def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:
@@ -168,7 +159,7 @@ def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.
         return raw
     import numpy as np
 
-    starts = [rows.start for rows in document_slices(encoded)]
+    starts = first_rows(encoded[DOCUMENT][:])
     counts = np.diff([*starts, len(raw)]).reshape(-1, *[1] * (raw.ndim - 1))
     means: np.ndarray[Any, Any] = np.add.reduceat(raw, starts, axis=0) / counts
     return means.astype(raw.dtype)
@@ -176,4 +167,4 @@ def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.
 
 def of_documents(values: Sequence[Any], encoded: Mapping[str, Any]) -> Sequence[Any]:
     """Return the value of each text, of values that all rows of a text have."""
-    return values if DOCUMENT not in encoded else [values[rows.start] for rows in document_slices(encoded)]
+    return values if DOCUMENT not in encoded else [values[row] for row in first_rows(encoded[DOCUMENT][:])]

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Integral
 from types import MethodType
 from typing import Any, cast
@@ -29,7 +30,6 @@ from attendrop.methods.core.base import (
     Method,
     MethodState,
     check_state,
-    refuse_conflicts,
     refuse_with_adapter,
 )
 from attendrop.methods.core.context import (
@@ -64,7 +64,7 @@ from attendrop.wording import counted
 _WRAPPED = ("_orig_mod", "_forward_module")
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
 _LARGEST_LOSS_FACTOR = 100.0
-# Those that were not closed: methods that cannot be combined are also refused in two of them on one model.
+# Those that were not closed: a model is regularised by one at a time.
 _OPEN: weakref.WeakSet[Regularization] = weakref.WeakSet()
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,7 @@ class Regularization:
     Args:
         training: The model, and what else the method may need.
         method: The method.
-        compiled_model: The compiled model, which then runs the training pass. None: the model itself runs it.
-        compiles: Whether the model will be compiled.
+        run: What runs the training pass, the model in wrappers or compiled. None: the model itself.
 
     Attributes:
         method_state: The state of the method.
@@ -102,21 +101,14 @@ class Regularization:
     # - The optimizer's step, before which methods edit the unscaled gradients, unless the scaler skips it.
     # - step(): the method state is updated, and its metrics wait in `_metrics` until metrics() or logs() takes them.
 
-    def __init__(
-        self,
-        training: TrainingContext,
-        method: Method,
-        compiled_model: nn.Module | None = None,
-        *,
-        compiles: bool = False,
-    ) -> None:
+    def __init__(self, training: TrainingContext, method: Method, run: nn.Module | None = None) -> None:
         if next(training.model.parameters()).device.type in WITHOUT_DOUBLES:
             raise AttendropError(
                 "Apple's GPUs (MPS) have no 64-bit floating-point numbers, which the library needs; train on the CPU, "
                 "in a trainer with TrainingArguments(use_cpu=True)."
             )
         self.model = training.model
-        self._trained_model = training.model if compiled_model is None else compiled_model
+        self._trained_model = training.model if run is None else run
         self.method = method
         self.training = training
         self.epoch: int | None = None
@@ -130,7 +122,6 @@ class Regularization:
         self._called = 0  # number of losses
         self._stepped = self._closed = False
         self._effective: set[str] = set()  # methods that had an effect so far, by their names in logs
-        self._warned: set[Method] = set()  # those that were said to act in no epoch
         self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
@@ -151,7 +142,7 @@ class Regularization:
                     f"Method '{whole.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
                     "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
                 )
-            if compiles or compiled_model is not None or is_compiled(training.model):
+            if run is not None or is_compiled(training.model):
                 import torch._dynamo as dynamo  # only then: it takes seconds to import
 
                 # Such code ignores added and removed hooks by default.
@@ -184,12 +175,11 @@ class Regularization:
                 self._open.callback(before_step(optimizer, edit).remove)
             if self.adapter is not None:
                 self.adapter.attach()
-            others = [part for each in _OPEN if each.model is self.model for part in each.method.parts]
-            try:
-                refuse_conflicts([*others, *self.method.parts])
-            except AttendropError as error:
-                name = type(self.model).__name__
-                raise AttendropError(f"{name} is already regularised; leave the other block first. {error}") from None
+            if any(each.model is self.model for each in _OPEN):
+                raise AttendropError(
+                    f"{type(self.model).__name__} is already regularised; leave the other block first, or join both "
+                    "methods by Compose."
+                )
             _OPEN.add(self)
         except BaseException:
             self.close()
@@ -220,20 +210,13 @@ class Regularization:
             self._metrics |= {f"{state.method.source}/{name}": value for name, value in state.finish().items()}
 
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
-        """Warn before training of methods that act in none of the epochs, or if ``sys.maxsize``, may act in none."""
-        if self.training.processes.rank:
-            return
-        for method in self.method.parts:
-            if num_epochs == sys.maxsize and method.needs_epoch():
-                reason = (
-                    "acts in some epochs, and the training data has no length: if it never ends, there is one epoch"
-                )
-            elif num_epochs < sys.maxsize and method.regularized_epochs(num_epochs) == []:
-                reason = f"would regularise none of {counted(num_epochs, 'epoch')}"
-            else:
-                continue
-            logger.warning("Method %s %s. %s", method.name, reason, method.info.inactive_epochs_hint)
-            self._warned.add(method)
+        """Warn before training of methods that act in none of the epochs (``sys.maxsize``: their number is unknown)."""
+        for method in () if self.training.processes.rank or num_epochs == sys.maxsize else self.method.parts:
+            if method.regularized_epochs(num_epochs) == []:
+                logger.warning(
+                    "Method %s would regularise none of %s. %s",
+                    method.name, counted(num_epochs, "epoch"), method.info.inactive_epochs_hint,
+                )  # fmt: skip
 
     def warn_of_no_effect(self) -> None:
         """Warn after training of methods that never acted, or never dropped anything, or are still searching."""
@@ -251,8 +234,7 @@ class Regularization:
                 how = "fine-tuned without it" if self._effective else "fine-tuned plainly"
                 if not self._called:
                     how = "called without it; compute the loss by reg.loss"
-                known = method in self._warned or not method.needs_epoch()  # a hint is given only once
-                hint = "" if known else f" {method.info.inactive_epochs_hint}".rstrip()
+                hint = f" {method.info.inactive_epochs_hint}".rstrip() if method.needs_epoch() else ""
                 logger.warning("Method %s never took effect: the model was %s.%s", method.name, how, hint)
         for state in self.method_state.parts:
             if self._called and state.searching:
@@ -362,10 +344,6 @@ class Regularization:
             self.loss_scale = self.training.scaler.get_scale()
         total = self.training.total_steps
 
-        def additional_pass(given: Batch, plan: Plan) -> tuple[Tensor, Any]:
-            assert self.adapter is not None
-            return self.training.evaluate(self.model, given, self.adapter.bind(plan))
-
         weight = self.loss_weight
 
         def mean_loss(given: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
@@ -405,7 +383,7 @@ class Regularization:
             / (weight.clamp(min=1e-12) if isinstance(weight, Tensor) else max(weight, 1e-12)),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
-            evaluate=additional_pass,
+            evaluate=self.training.evaluate,
             adapter=cast(ModelAdapter, self.adapter),
         )
         if self.adapter is not None:
@@ -447,14 +425,10 @@ class Regularization:
             "metrics": dict(self._metrics),
         }
 
-    def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the state of the method, tensors and plain values: that of all processes, and that of this one."""
-        return self.method_state.state_dict(), self.method_state.rank_state_dict()
-
     def load_state_dict(
         self, state: Mapping[str, Any], method_state: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
     ) -> None:
-        """Restore a :meth:`state_dict` and the two of :meth:`method_state_dicts`."""
+        """Restore a :meth:`state_dict` and the two dictionaries of the method's state."""
         self.training = dataclasses.replace(self.training, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]
@@ -560,14 +534,14 @@ def regularize(
         distributed.all_reduce(found, group=mesh.get_group())
         return found
 
-    def gather(value: Any) -> list[Any]:
-        return gathered(value, mesh.get_group())
-
+    processes = Processes()
+    if mesh is not None:
+        processes = Processes(mesh.get_local_rank(), mesh.size(), total, partial(gathered, group=mesh.get_group()))
     training = TrainingContext(
         model=model,
         evaluate=run_model,
         seed=seed,
-        processes=Processes() if mesh is None else Processes(mesh.get_local_rank(), mesh.size(), total, gather),
+        processes=processes,
         total_steps=total_steps,
         optimizer=getattr(optimizer, "optimizer", optimizer),  # of Accelerate
         max_grad_norm=max_grad_norm,

@@ -44,6 +44,9 @@ from attendrop.training import checkpoints
 from attendrop.training.regularization import Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
+# Batches of which the rows are sorted by length together.
+_BATCHES_IN_GROUP = 8
+
 
 class RegularizedTrainer(Trainer):
     """``transformers.Trainer`` with one more argument: what regularises training.
@@ -98,6 +101,7 @@ class RegularizedTrainer(Trainer):
     ) -> None:
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
+        freeze_unsaved(self.model)
         self.reward_dataset = reward_dataset
         metrics: Callable[..., dict[str, float]] | None = compute_reward_metrics or self.compute_metrics
         self.compute_reward_metrics = metrics
@@ -109,165 +113,6 @@ class RegularizedTrainer(Trainer):
         self._sampler: EpochSampler | None = None
         if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
-        self._refuse_unsupported()
-        self.add_callback(TrainingClock(self))
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
-
-        Raises:
-            AttendropError: The checkpoint is incomplete, belongs to another method, has pickled weights or state that
-                cannot be read; or the model is not supported.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(checkpoints.last_checkpoint(str(self.args.output_dir)) or "")
-        checkpoint = str(resume_from_checkpoint or "")
-        self._resumed = None
-        if checkpoint:
-            self._resumed = checkpoints.load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
-            given: Any = self.args.accelerator_config
-            if self.args.world_size > 1 and given.dispatch_batches and not is_stream(self.train_dataset):
-                # It takes the batches of a process for those of all.
-                raise AttendropError(
-                    "In several processes with dispatch_batches=True, accelerate skips too few rows of the epoch; "
-                    "resume without it."
-                )
-        try:
-            return super().train(checkpoint or None, *args, **kwargs)
-        finally:
-            self._end()
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """As in ``transformers.Trainer``, without what the model does not save."""
-        freeze_unsaved(self.model)
-        return super().create_optimizer(*args, **kwargs)
-
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
-        """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes."""
-        if self._regularization is None:
-            return super().training_step(model, inputs, num_items_in_batch)
-        self._regularization.batches += 1
-        with replaced_attribute(self, "compute_loss", self._regularized_loss):
-            return super().training_step(model, inputs, num_items_in_batch)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in ``transformers.Trainer``, with the metrics of the method beside the training loss."""
-        if self._regularization is not None and "loss" in logs:
-            logs |= self._regularization.logs()
-        if self._regularization is not None and "train_runtime" in logs:  # the last ones, also if training stops early
-            self._regularization.finish()
-            self._log_metrics()
-        super().log(logs, start_time)
-
-    def begin_training(self) -> None:
-        """Apply the method to the model that the trainer has prepared."""
-        self._end()
-        self._loss = trainer_loss = TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
-        training = TrainingContext(
-            model=self.accelerator.unwrap_model(self.model),
-            evaluate=trainer_loss.evaluate,
-            seed=self.args.seed,
-            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes, gathered),
-            total_steps=self.state.max_steps,
-            optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
-            max_grad_norm=self.args.max_grad_norm or None,
-            scaler=self.accelerator.scaler,
-            reward_data=None if self.regularizer.rewarded_on() is None else self.labelled(self.reward_dataset),
-            train_data=self.labelled(self.train_dataset),
-            metric=self._metric if self.compute_reward_metrics and self._metric_name() else None,
-            **tokens_of(self.processing_class),
-        )
-        self._regularization = Regularization(training, self.regularizer, compiles=is_compiled(self.model_wrapped))
-        self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
-        self.method_state = self._regularization.method_state
-        if self._resumed is not None:
-            state, checkpoint = self._resumed
-            with checkpoints.reading(checkpoint, "the state of its method"):
-                statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
-                self._regularization.load_state_dict(
-                    state | {"statistics": statistics},
-                    checkpoints.load_method_state(checkpoint, self.args.process_index, self.args.world_size),
-                )
-                # The loss since it was last logged; the mean over all steps is that of those to come.
-                self._tr_loss += state["loss"]["sum"]
-                self._total_loss_scalar -= state["loss"]["sum"]
-                self._globalstep_last_logged = state["loss"]["since_step"]
-        self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
-
-    def _end(self) -> None:
-        """Detach the method from the model. Idempotent."""
-        if self._regularization is not None:
-            self._regularization.close()
-        self._regularization = self._regularized_loss = None
-
-    def labelled(self, rows: Any) -> LabelledRows | None:
-        """Make batches of rows of only the columns that the model reads; None for streams and several data sets."""
-        if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
-            return None
-        collate = self.data_collator
-        if not hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
-            collate = self._get_collator_with_removed_columns(collate, description="method")
-        else:
-            self._set_signature_columns_if_needed()
-            labels = {"label", "label_ids", *self.label_names}
-            # If the model reads none but labels, the collator makes its inputs from the other columns.
-            if ({*self._signature_columns} - labels) & {*rows.column_names}:
-                rows = self._remove_unused_columns(rows, description="method")
-        return LabelledRows(rows, collate, self.args.device)
-
-    def _metric_name(self) -> str:
-        """Return the name of the metric that selects the best model in ``compute_metrics``; "" if it has none there."""
-        name = str(self.args.metric_for_best_model or "").removeprefix("eval_")
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
-        name = name.removeprefix(next((f"{each}_" for each in sets if name.startswith(f"{each}_")), ""))
-        return "" if name == "loss" else name
-
-    def _metric(self, logits: Tensor, batch: Batch) -> float:
-        """Compute the metric that selects the best model, of one batch, with a sign such that more is better."""
-        assert self.compute_reward_metrics is not None
-        if self.preprocess_logits_for_metrics is not None:
-            logits = self.preprocess_logits_for_metrics(logits, batch["labels"])
-        arrays = nested_numpify({"predictions": logits, "label_ids": batch["labels"]})  # type: ignore[no-untyped-call]
-        metrics = self.compute_reward_metrics(EvalPrediction(**arrays))
-        found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-        name = self._metric_name()
-        if name not in found:
-            raise AttendropError(
-                f"metric_for_best_model={self.args.metric_for_best_model!r} is none of the metrics that were computed: "
-                f"{', '.join(found)}; name one of these."
-            )
-        value = float(found[name])
-        return value if self.args.greater_is_better in (None, True) else -value
-
-    def _log_metrics(self) -> None:
-        assert self._regularization is not None
-        metrics = self._regularization.metrics()
-        if metrics:
-            due = self.control.should_log  # logging unsets this, though the loss of the step is yet to be logged
-            self.log(metrics)
-            self.control.should_log = due
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """As in ``transformers.Trainer``, with the mask of answers, and row indices if the method needs them."""
-        rows, needed = self.train_dataset, self.regularizer.needs_rows
-        with (
-            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator)),
-            replaced_attribute(self, "train_dataset", IndexedRows(rows) if needed and rows is not None else rows),
-            replaced_attribute(self, "_signature_columns", self._signature_columns),
-            replaced_attribute(self, "kept_columns", [*self.kept_columns, ANSWER_MASK, *[ROW_INDEX] * needed]),
-        ):
-            return super().get_train_dataloader()
-
-    def _over_processes(self, counts: Tensor) -> Tensor:
-        if self.args.world_size == 1:
-            return counts
-        total: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
-        return total
-
-    def _refuse_unsupported(self) -> None:
-        """Refuse what is not supported; find the rows that the method scores models on, if none were passed."""
         if self.args.n_gpu > 1:
             raise AttendropError(
                 f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
@@ -324,6 +169,153 @@ class RegularizedTrainer(Trainer):
                 f"Method '{method.name}' needs row indices, and {type(self).__name__} makes its own batches, which "
                 "have none; use another method or option."
             )
+        self.add_callback(TrainingClock(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
+
+        Raises:
+            AttendropError: The checkpoint is incomplete, belongs to another method, has pickled weights or state that
+                cannot be read; or the model is not supported.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(checkpoints.last_checkpoint(str(self.args.output_dir)) or "")
+        checkpoint = str(resume_from_checkpoint or "")
+        self._resumed = None
+        if checkpoint:
+            self._resumed = checkpoints.load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
+            given: Any = self.args.accelerator_config
+            if self.args.world_size > 1 and given.dispatch_batches and not is_stream(self.train_dataset):
+                # It takes the batches of a process for those of all.
+                raise AttendropError(
+                    "In several processes with dispatch_batches=True, accelerate skips too few rows of the epoch; "
+                    "resume without it."
+                )
+        try:
+            return super().train(checkpoint or None, *args, **kwargs)
+        finally:
+            self._end()
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes."""
+        if self._regularization is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        self._regularization.batches += 1
+        with replaced_attribute(self, "compute_loss", self._regularized_loss):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in ``transformers.Trainer``, with the metrics of the method beside the training loss."""
+        if self._regularization is not None and "loss" in logs:
+            logs |= self._regularization.logs()
+        if self._regularization is not None and "train_runtime" in logs:  # the last ones, also if training stops early
+            self._regularization.finish()
+            self._log_metrics()
+        super().log(logs, start_time)
+
+    def begin_training(self) -> None:
+        """Apply the method to the model that the trainer has prepared."""
+        self._end()
+        self._loss = trainer_loss = TrainerLoss(self, self.regularizer, shifts_labels=bool(self._loss_shifts_labels))
+        name = str(self.args.metric_for_best_model or "").removeprefix("eval_")
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        name = name.removeprefix(next((f"{each}_" for each in sets if name.startswith(f"{each}_")), ""))
+        scores = self.compute_reward_metrics is not None and name not in ("", "loss")
+        training = TrainingContext(
+            model=self.accelerator.unwrap_model(self.model),
+            evaluate=trainer_loss.evaluate,
+            seed=self.args.seed,
+            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes, gathered),
+            total_steps=self.state.max_steps,
+            optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
+            max_grad_norm=self.args.max_grad_norm or None,
+            scaler=self.accelerator.scaler,
+            reward_data=None if self.regularizer.rewarded_on() is None else self.labelled(self.reward_dataset),
+            train_data=self.labelled(self.train_dataset),
+            metric=partial(self._metric, name) if scores else None,
+            **tokens_of(self.processing_class),
+        )
+        run = self.model_wrapped if is_compiled(self.model_wrapped) else None
+        self._regularization = Regularization(training, self.regularizer, run)
+        self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
+        self.method_state = self._regularization.method_state
+        if self._resumed is not None:
+            state, checkpoint = self._resumed
+            with checkpoints.reading(checkpoint, "the state of its method"):
+                statistics = {} if self.args.process_index else state["statistics"]  # those of all processes
+                self._regularization.load_state_dict(
+                    state | {"statistics": statistics},
+                    checkpoints.load_method_state(checkpoint, self.args.process_index, self.args.world_size),
+                )
+                # The loss since it was last logged; the mean over all steps is that of those to come.
+                self._tr_loss += state["loss"]["sum"]
+                self._total_loss_scalar -= state["loss"]["sum"]
+                self._globalstep_last_logged = state["loss"]["since_step"]
+        self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
+
+    def _end(self) -> None:
+        """Detach the method from the model. Idempotent."""
+        if self._regularization is not None:
+            self._regularization.close()
+        self._regularization = self._regularized_loss = None
+
+    def labelled(self, rows: Any) -> LabelledRows | None:
+        """Make batches of rows of only the columns that the model reads; None for streams and several data sets."""
+        if rows is None or is_stream(rows) or isinstance(rows, Mapping):  # several data sets, by name
+            return None
+        collate = self.data_collator
+        if not hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
+            collate = self._get_collator_with_removed_columns(collate, description="method")
+        else:
+            self._set_signature_columns_if_needed()
+            labels = {"label", "label_ids", *self.label_names}
+            # If the model reads none but labels, the collator makes its inputs from the other columns.
+            if ({*self._signature_columns} - labels) & {*rows.column_names}:
+                rows = self._remove_unused_columns(rows, description="method")
+        return LabelledRows(rows, collate, self.args.device)
+
+    def _metric(self, name: str, logits: Tensor, batch: Batch) -> float:
+        """Compute the metric that selects the best model, of one batch, with a sign such that more is better."""
+        assert self.compute_reward_metrics is not None
+        if self.preprocess_logits_for_metrics is not None:
+            logits = self.preprocess_logits_for_metrics(logits, batch["labels"])
+        arrays = nested_numpify({"predictions": logits, "label_ids": batch["labels"]})  # type: ignore[no-untyped-call]
+        metrics = self.compute_reward_metrics(EvalPrediction(**arrays))
+        found = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+        if name not in found:
+            raise AttendropError(
+                f"metric_for_best_model={self.args.metric_for_best_model!r} is none of the metrics that were computed: "
+                f"{', '.join(found)}; name one of these."
+            )
+        value = float(found[name])
+        return value if self.args.greater_is_better in (None, True) else -value
+
+    def _log_metrics(self) -> None:
+        assert self._regularization is not None
+        metrics = self._regularization.metrics()
+        if metrics:
+            due = self.control.should_log  # logging unsets this, though the loss of the step is yet to be logged
+            self.log(metrics)
+            self.control.should_log = due
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As in ``transformers.Trainer``, with the mask of answers, and row indices if the method needs them."""
+        rows, needed = self.train_dataset, self.regularizer.needs_rows
+        with (
+            replaced_attribute(self, "data_collator", ColumnCollator(self.data_collator)),
+            replaced_attribute(self, "train_dataset", IndexedRows(rows) if needed and rows is not None else rows),
+            replaced_attribute(self, "_signature_columns", self._signature_columns),
+            replaced_attribute(self, "kept_columns", [*self.kept_columns, ANSWER_MASK, *[ROW_INDEX] * needed]),
+        ):
+            return super().get_train_dataloader()
+
+    def _over_processes(self, counts: Tensor) -> Tensor:
+        if self.args.world_size == 1:
+            return counts
+        total: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
+        return total
 
     def eval_sampler(self, rows: Any) -> Sampler[int] | None:
         """Make the sampler of rows to evaluate on or predict; None for that of ``transformers.Trainer``."""
@@ -450,7 +442,8 @@ class RegularizedTrainer(Trainer):
                 own_names,
             ):
                 super()._save_checkpoint(model, trial)
-                checkpoints.save_method_state(checkpoint, *regularization.method_state_dicts(), rank, world_size)
+                found = regularization.method_state
+                checkpoints.save_method_state(checkpoint, found.state_dict(), found.rank_state_dict(), rank, world_size)
                 total = self._over_processes(self._tr_loss).item() / world_size
                 state = regularization.state_dict()
                 state["loss"] = {"sum": total, "since_step": self._globalstep_last_logged}
@@ -524,6 +517,7 @@ def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
     return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})
 
 
+@dataclass(eq=False)
 class TrainingClock(TrainerCallback):
     """Callback that tells the method of a ``RegularizedTrainer`` when training, an epoch or a step begins or ends.
 
@@ -532,10 +526,9 @@ class TrainingClock(TrainerCallback):
     these.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self._next_epoch = 0
-        self._save_is_due = False
+    trainer: Any
+    _next_epoch: int = 0
+    _save_is_due: bool = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._next_epoch = math.floor(state.epoch or 0)
@@ -616,11 +609,11 @@ class ColumnCollator:
         return batch
 
 
+@dataclass(eq=False)
 class IndexedRows:
     """Rows of a data set with random access, each with its index in the column ``ROW_INDEX``."""
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
+    rows: Any
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -632,6 +625,7 @@ class IndexedRows:
         return {**row, ROW_INDEX: index}
 
 
+@dataclass(eq=False)
 class EpochSampler(Sampler[int]):
     """Shuffles ``size`` rows by the seed and the number of the ``epoch`` alone.
 
@@ -639,14 +633,11 @@ class EpochSampler(Sampler[int]):
     are shuffled, sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last.
     """
 
-    _BATCHES_IN_GROUP = 8
-
-    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
-        self.size = size
-        self.seed = seed
-        self.batch_size = batch_size
-        self.lengths = lengths
-        self.epoch = 0
+    size: int
+    seed: int
+    batch_size: int
+    lengths: Sequence[int] | None = None
+    epoch: int = 0
 
     def __len__(self) -> int:
         return self.size
@@ -658,7 +649,7 @@ class EpochSampler(Sampler[int]):
             yield from order
             return
         lengths, ordered = self.lengths, list[int]()
-        size = self.batch_size * self._BATCHES_IN_GROUP
+        size = self.batch_size * _BATCHES_IN_GROUP
         whole = self.size // self.batch_size * self.batch_size
         for start in range(0, whole, size):
             group = order[start : min(start + size, whole)]

@@ -16,14 +16,13 @@ from transformers import BertConfig, MarianConfig, PreTrainedConfig, PreTrainedT
 from attendrop import ADDrop, regularize
 from attendrop.errors import AttendropError
 from attendrop.runs.model_card import usage_of
-from attendrop.tasks.base import Task, encode_columns
+from attendrop.tasks.base import TASK_TYPES, Task, encode_columns, get_task_type, task_type_of_model
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.table import LABEL_TYPES, BadRows
 from attendrop.tasks.types.base import TaskType, row_array
 from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
 from attendrop.tasks.types.linear_models import fit_logistic_regressions
 from attendrop.tasks.types.model_classes import choice_class
-from attendrop.tasks.types.registry import TASK_TYPES, get_task_type, task_type_of_model
 from attendrop.tasks.types.token_classification import EntitySpans, TokenClassification
 from attendrop.tasks.types.translation import Translation, WrittenText
 
@@ -155,6 +154,7 @@ BAD: list[tuple[tuple[Record, list[Record]], Record, str]] = [
     (CHOICES, question("x", "y", "z", -1), "the label '-1' is neither the letter of a choice nor its number, from 0."),
     (CHOICES, question("x", "y", "z", 1), "the label '1' is not written as those of training, with letters."),
     (TRANSLATIONS, {"x": "a", "label": " "}, "column 'label': the text is empty"),
+    (TRANSLATIONS, {"x": "a\ud800", "label": "b"}, "column 'x': it has a NUL character, or half of a surrogate pair"),
 ]  # fmt: skip
 
 

@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2
 
 from attendrop.tasks.base import TaskData, encode
 from attendrop.tasks.custom_files import files_task, load_files
+from attendrop.tasks.entities import to_iob2
 from attendrop.tasks.metrics import compute_scores, label_mapping, read_as
 from attendrop.tasks.tokenization import columns_of
 from attendrop.tasks.types.base import row_array
-from attendrop.tasks.types.token_classification import TokenClassification, to_iob2
+from attendrop.tasks.types.token_classification import TokenClassification
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.

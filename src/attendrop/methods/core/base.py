@@ -395,9 +395,6 @@ class FineTune(Method):
         rules=(Rule("finetune", ANY, "Plain fine-tuning adds nothing to another method."),),
     )
 
-    def active(self, epoch: int) -> bool:
-        return False
-
     def regularized_epochs(self, num_epochs: int) -> None:
         return None
 

@@ -34,39 +34,25 @@ gradient accumulation and DDP. ``model`` is an unwrapped copy to run in place of
 
 @dataclass(frozen=True)
 class Processes:
-    """Distributed process group.
-
-    Attributes:
-        rank: Rank of this process.
-        world_size: Number of processes. Each trains on the same number of sequences.
-        total: Sums a tensor over the processes.
-        gather: Returns what the processes pass, in the order of their ranks.
-    """
+    """Distributed process group, in which each process trains on the same number of sequences."""
 
     rank: int = 0
     world_size: int = 1
-    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor  # sum over the processes
+    gather: Callable[[Any], list[Any]] = lambda value: [value]  # what they pass, in the order of their ranks
 
 
+@dataclass
 class LabelledRows:
-    """Labelled rows that a method may read beside the training batches.
+    """Labelled rows that a method may read beside the training batches; raises AttendropError if there are none."""
 
-    Args:
-        rows: A data set with random access, or a list of batches.
-        collate: Makes a batch of rows. None: ``rows`` are batches, which are used as they are, whatever the ``size``.
-        device: Device of the batches, the model's.
+    rows: Any  # a data set with random access, or a list of batches
+    collate: Callable[[list[Any]], Any] | None  # makes a batch of rows; None: rows are batches, whatever the size asked
+    device: torch.device  # the model's
 
-    Raises:
-        AttendropError: There are no rows.
-    """
-
-    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any] | None, device: torch.device) -> None:
-        if not len(rows):
+    def __post_init__(self) -> None:
+        if not len(self.rows):
             raise AttendropError("The data is empty.")
-        self.rows = rows
-        self.collate = collate
-        self.device = device
 
     def __len__(self) -> int:
         return len(self.rows) if self.collate else sum(map(number_of_rows, self.rows))
@@ -133,17 +119,11 @@ class TrainingContext:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """Numbers of dropped and of possible units of some layers of a pass.
+    """Numbers of dropped and of possible units of some layers of a pass."""
 
-    Attributes:
-        names: The layers, ``source/layer``.
-        pairs: ``(layers, 2)``.
-        ran: The places of those that have run; the others count nothing.
-    """
-
-    names: Sequence[str]
-    pairs: Tensor
-    ran: set[int] = field(default_factory=set)
+    names: Sequence[str]  # ``source/layer``
+    pairs: Tensor  # ``(layers, 2)``
+    ran: set[int] = field(default_factory=set)  # the places of those that have run; the others count nothing
 
 
 class RunningStatistics:
@@ -260,8 +240,7 @@ class StepContext:
             ``needs_loss_scale``; otherwise 1.
         as_inputs: Returns what the model receives for a batch: some of its columns (not the labels, if the loss is
             computed outside the model), or what a trainer makes of them. None: all columns.
-        evaluate: Computes the loss of a batch in an additional pass with a plan, as training does, and the outputs;
-            None where nothing is trained.
+        evaluate: That of the :class:`TrainingContext`; None where nothing is trained.
         adapter: The model's adapter: its attention layers, and additional passes of the method. None, which no method
             meets that declares that it acts on attention, if :attr:`Method.uses_attention` is False.
     """
@@ -276,7 +255,7 @@ class StepContext:
     micro_batches: float | Tensor = 1.0
     loss_scale: float = 1.0
     as_inputs: Callable[[Batch], Batch] | None = None
-    evaluate: Callable[[Batch, Plan], tuple[Tensor, Any]] | None = None
+    evaluate: Callable[..., tuple[Tensor, Any]] | None = None
     adapter: ModelAdapter = cast("ModelAdapter", None)  # noqa: RUF009
 
     @cached_property
@@ -288,7 +267,7 @@ class StepContext:
         """Run an additional pass of the training loss with a plan, and return outputs with ``loss``, a mean."""
         if self.evaluate is None:
             return self.adapter.forward(self.batch, plan)
-        return SimpleNamespace(loss=self.evaluate(self.batch, plan)[0])
+        return SimpleNamespace(loss=self.evaluate(self.model, self.batch, self.adapter.bind(plan))[0])
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""

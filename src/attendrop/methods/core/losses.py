@@ -35,9 +35,6 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
 
     The kind is that of the outputs, or ``"classes"`` if each token is classified, or each end of an answer. An item is
     a row or, in token-level and sequence-to-sequence models, a labelled token. Copies of a row are adjacent.
-
-    Raises:
-        AttendropError: The outputs have no logits, or the labels of tokens are missing.
     """
 
     def by_copy(values: Tensor) -> Tensor:

@@ -109,11 +109,7 @@ def described(method: type[Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_options(kind: type[Any], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Convert options of ``kind``, given as text or JSON values by name, to their declared types.
-
-    Raises:
-        AttendropError: A name is unknown to their ``owner``, or a value is not of its type.
-    """
+    """Convert options of ``kind``, given as text or JSON values; AttendropError says which their ``owner`` lacks."""
     names = tuple(field.name for field in dataclasses.fields(kind) if "range" in field.metadata)
     for name in given:
         if name not in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,11 +113,11 @@ class WeightMixing(MethodState):
         self._swapped: list[ParameterOverride] = []
         self._models = [training.model]
         self._seed_and_step = (0, 0)
-        self._masks: dict[tuple[str, torch.device], Tensor] = {}
+        self._kept: dict[tuple[str, torch.device], Tensor] = {}  # 0 where replaced, else 1 / (1 - p)
 
     def choose(self, context: StepContext) -> list[str]:
-        """Return the names of the weights to act on."""
-        raise NotImplementedError
+        """Return the names of the weights to act on; by default, those with a target."""
+        return list(self.targets)
 
     def batch(self, context: StepContext) -> Batch:
         if self.names is None:
@@ -125,7 +125,7 @@ class WeightMixing(MethodState):
             self._swapped = [ParameterOverride(model, self.names, self._mixed) for model in self._models]
         now = (context.key.seed, context.key.step)
         if now != self._seed_and_step:
-            self._masks.clear()
+            self._kept.clear()
         self._seed_and_step = now
         return context.batch
 
@@ -135,57 +135,55 @@ class WeightMixing(MethodState):
             self._swapped.append(ParameterOverride(model, self.names, self._mixed))
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        self._masks.clear()
+        self._kept.clear()
         return {}
 
     def close(self) -> None:
         for swapped in self._swapped:
             swapped.close()
         self._swapped.clear()
-        self._masks.clear()
+        self._kept.clear()
 
     def _mixed(self, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        device = next(iter(weights.values())).device
-        if self.by_neuron and not on_cpu(device):
-            return self._mixed_in_few_kernels(weights, device)
-        found = {}
-        for name, weight in weights.items():
-            if (key := (name, device)) not in self._masks:
-                # Another network may run before this step's pass; it uses the masks of its own step.
-                place, shape = f"{self.method.name}/{name}", self._mask_shape(name)
-                self._masks[key] = sample_parameter_mask(self.p, *self._seed_and_step, place, shape, device)
-            mixed = _Mix.apply(weight, self._masks[key], self.targets.get(name), self.p)  # type: ignore[no-untyped-call]
-            found[name] = mixed
-        return found
-
-    def _mixed_in_few_kernels(self, weights: Mapping[str, nn.Parameter], device: torch.device) -> dict[str, Tensor]:
-        """Mix the weights of a block: those of one shape by one kernel for the pass, and one for its gradient."""
-        if any((name, device) not in self._masks for name in weights):
-            self._sample_neurons(device, next(iter(weights.values())).dtype)
+        """Mix the weights of a block; on a GPU those of neurons by one kernel for a shape, and one for its gradient."""
+        device, dtype = (first := next(iter(weights.values()))).device, first.dtype
+        together = self.by_neuron and not on_cpu(device)
+        if any((name, device) not in self._kept for name in weights):
+            self._sample((self.names or []) if self.by_neuron else list(weights), device, dtype)
         alike: dict[Any, list[str]] = {}
-        for name, weight in weights.items():
-            kind = weight.shape, weight.dtype, self._mask_shape(name), name in self.targets
-            alike.setdefault(kind, []).append(name)
+        for name, own in weights.items():
+            kind = own.shape, own.dtype, self._mask_shape(name), name in self.targets
+            alike.setdefault(kind if together else name, []).append(name)
         found: dict[str, Tensor] = {}
         for names in alike.values():
-            together = _stacked([weights[name] for name in names])
-            kept = _stacked([self._masks[name, device] for name in names]).to(together.dtype)
-            if names[0] in self.targets:
-                mixed = torch.lerp(_stacked([self.targets[name] for name in names]).to(together), together, kept)
-            else:
-                mixed = kept * together
+            parts: list[list[Any]] = [[weights[name] for name in names], [self._kept[name, device] for name in names]]
+            parts.append([self.targets[name] for name in names if name in self.targets])
+            stacked: list[Any] = [torch.stack(each) if len(each) > 1 else next(iter(each), None) for each in parts]
+            weight, kept, target = stacked
+            kept = kept.to(weight.dtype)
+            if target is None:
+                mixed = kept * weight
+            elif together:
+                mixed = torch.lerp(target.to(weight), weight, kept)
+            else:  # not in the same bits
+                target = target.to(weight)
+                mixed = torch.addcmul(target, weight - target, kept)
             found |= zip(names, mixed.unbind() if len(names) > 1 else [mixed], strict=True)
         return found
 
-    def _sample_neurons(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Sample which neurons of all weights are kept, and the factor of those, in a few kernels."""
-        names = self.names or []
-        shapes = [self._mask_shape(name) for name in names]
-        keys = [f"{self.method.name}/{name}" for name in names]
-        mask = sample_small_masks(self.p, *self._seed_and_step, keys, [math.prod(shape) for shape in shapes])
-        kept = mask.to(device, non_blocking=True).logical_not().to(dtype).mul_(1 / (1 - self.p))
-        for name, shape, part in zip(names, shapes, torch.split(kept, [*map(math.prod, shapes)]), strict=True):
-            self._masks[name, device] = part.view(*shape)
+    def _sample(self, names: Sequence[str], device: torch.device, dtype: torch.dtype) -> None:
+        """Sample what is kept of some weights, with its factor; of neurons in a few kernels for all weights."""
+        # Another network may run before this step's pass; it uses the masks of its own step.
+        keys, shapes = [f"{self.method.name}/{name}" for name in names], [*map(self._mask_shape, names)]
+        sizes, step = [*map(math.prod, shapes)], self._seed_and_step
+        if self.by_neuron:
+            mask = sample_small_masks(self.p, *step, keys, sizes).to(device, non_blocking=True)
+        else:
+            masks = (sample_parameter_mask(self.p, *step, *each, device) for each in zip(keys, shapes, strict=True))
+            mask = torch.cat([each.flatten() for each in masks])
+        kept = mask.logical_not().to(dtype).mul_(1 / (1 - self.p))
+        for name, shape, part in zip(names, shapes, torch.split(kept, sizes), strict=True):
+            self._kept[name, device] = part.view(*shape)
 
     def _mask_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a weight's mask, which is broadcast over it."""
@@ -194,30 +192,6 @@ class WeightMixing(MethodState):
             return shape
         module = self.model.get_submodule(name.rpartition(".")[0])
         return (shape[0], 1) if input_dim(module) == 0 else (1, shape[1])
-
-
-def _stacked(tensors: list[Any]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.stack(tensors)
-
-
-class _Mix(torch.autograd.Function):
-    """Compute ``where(mask, T, (W - p T) / (1 - p))``; ``T`` is zero if None."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, mask: Tensor, target: Tensor | None, p: float) -> Tensor:
-        ctx.save_for_backward(mask)
-        ctx.p = p
-        kept = mask.logical_not().to(weight.dtype).mul_(1 / (1 - p))
-        if target is None:
-            return kept * weight
-        target = target.to(weight)
-        return torch.addcmul(target, weight - target, kept)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (mask,) = ctx.saved_tensors
-        kept = mask.logical_not().to(gradients[0].dtype).mul_(1 / (1 - ctx.p))
-        return kept * gradients[0], None, None, None
 
 
 class InitialState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -74,12 +74,11 @@ class RandomMaskPlan(Plan):
         drops: Callable[[RandomMaskPlan, AttentionCall], DroppedScores | None] | None = None,
         origins: Callable[[AttentionCall], Tensor | None] | None = None,
     ) -> None:
-        super().__init__()
         self.method = method
         self.context = context
         if keys is None:
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
-        self.layer_keys = keys
+        self.layer_keys: Collection[str] = keys
         self._make = make
         self._drops = drops
         self._edits: dict[str, _LayerEdit] = {}
@@ -119,7 +118,7 @@ class RandomMaskPlan(Plan):
         """Choose what to drop in a layer and, if they are small, in those like it that run after it."""
         assert self._drops is not None
         every = self.context.adapter.attention_layers
-        alike = [layer for layer in every if layer.kind == call.layer.kind and self.wants(layer)]
+        alike = [layer for layer in every if layer.kind == call.layer.kind and layer.key in self.layer_keys]
         at_a_time = layers_at_once(math.prod(call.shape), len(alike), call.device)
         layers = alike[alike.index(call.layer) :][: max(1, at_a_time)]
         stack, names = call.stacked(layers), [layer.key for layer in layers]
@@ -128,7 +127,7 @@ class RandomMaskPlan(Plan):
             counts = self.context.report_layers(names, *torch.zeros(2, len(layers), device=call.device))
             self._edits |= {key: _LayerEdit(call, AttentionEdit(), None, counts, i) for i, key in enumerate(names)}
             return
-        drop = _at_valid(stack, found.mask)
+        drop = (found.mask if stack.valid is None else found.mask & stack.valid).expand(stack.shape)
         counts = self._report(stack, drop, found.rows)
         ready: Sequence[ReadyMask | None] = [None] * len(layers)
         if at_a_time:
@@ -216,7 +215,7 @@ class RandomMaskPlan(Plan):
         query, 1)``; None: those that are not padding. With ``units``, ``drop`` is one of :meth:`without_units`.
         """
         if not units:
-            drop = _at_valid(call, drop)
+            drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
         self._report(call, drop, rows, units=units).ran.add(0)
         return drop
 
@@ -236,10 +235,7 @@ class RandomMaskPlan(Plan):
         return self.context.report_layers([layer.key for layer in call.layers], *totals)
 
 
-def _at_valid(call: AttentionCall, drop: Tensor) -> Tensor:
-    return (drop if call.valid is None else drop & call.valid).expand(call.shape)
-
-
+@dataclass(eq=False)
 class WordPlan(Plan):
     """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
 
@@ -247,11 +243,9 @@ class WordPlan(Plan):
     returns the changed embeddings.
     """
 
-    def __init__(self, context: StepContext, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.context = context
-        self.change = change
-        self._changed = False
+    context: StepContext
+    change: Callable[[Tensor, Tensor], Tensor]
+    _changed: bool = False
 
     def embed(self, embedded: Tensor) -> Tensor:
         if self._changed:  # the decoder shares the embedding

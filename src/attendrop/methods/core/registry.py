@@ -40,17 +40,12 @@ def register_method(method: type[Method]) -> type[Method]:
         raise AttendropError(f"{method.__name__} has no info; set this class attribute to a MethodInfo.")
     if not re.fullmatch(r"[\w-]+", info.name):
         raise AttendropError(f"A method cannot be named {info.name!r}; use letters, digits, '-' and '_'.")
-    taken = next((known for known in _METHODS.values() if _spelling(known.info.name) == _spelling(info.name)), method)
+    taken = next((known for known in _METHODS.values() if known.source == method.source), method)
     if (taken.__module__, taken.__qualname__) != (method.__module__, method.__qualname__):
         raise AttendropError(f"A method named '{taken.info.name}' is registered already: {taken.__name__}.")
     _METHODS[info.name] = method
     _OF_PROGRAM.add(info.name)
     return method
-
-
-def _spelling(name: str) -> str:
-    """Normalise a name: ``-`` and ``_`` are equivalent in logs and before options."""
-    return name.replace("-", "_")
 
 
 for _method in vars(builtin).values():
@@ -100,8 +95,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
             of methods and options, ``-`` and ``_`` are equivalent.
 
     Raises:
-        AttendropError: A name or option is unknown (the message suggests the nearest one), a value has the wrong type
-            or is out of its range, or the methods cannot be combined.
+        AttendropError: A name or option is unknown, a value is out of its range, or methods cannot be combined.
     """
     names = [part.strip() for part in name.split("+")]
     classes = [get_method(part) for part in names]
@@ -119,24 +113,20 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 
 def _by_method(name: str, methods: Sequence[str], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Divide options among the methods of a composition ``name``; a single one has all. Options are spelled with ``_``.
-
-    Raises:
-        AttendropError: An option belongs to none of the methods.
-    """
+    """Divide options, spelled with ``_``, among the methods of a composition ``name``; a single one has all."""
     found: dict[str, dict[str, Any]] = {method: {} for method in methods}
-    spelled = {_spelling(method): method for method in methods}
+    spelled = {method.replace("-", "_"): method for method in methods}
     for option, value in given.items():
         owner, dot, own = option.partition(".")
         if len(methods) == 1:
             owner, dot, own = methods[0], ".", option
-        method = spelled.get(_spelling(owner), "")
+        method = spelled.get(owner.replace("-", "_"), "")
         if not method or (not dot and not isinstance(value, Mapping)):
             raise AttendropError(
                 f"Option '{option}' belongs to none of the methods {name}; write METHOD.OPTION=VALUE, such as "
                 f"{methods[0]}.{option.rpartition('.')[2]}."
             )
-        found[method] |= {_spelling(each): inner for each, inner in ({own: value} if dot else value).items()}
+        found[method] |= {each.replace("-", "_"): inner for each, inner in ({own: value} if dot else value).items()}
     return found
 
 

@@ -32,6 +32,7 @@ from attendrop.tasks.types.linear_models import LinearFit
 from attendrop.wording import names_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Answer = dict[str, Any]  # columns of a file of predictions
 Columns = Mapping[str, list[Any]]
 Tokenizer = PreTrainedTokenizerBase
 # Number of names that a message lists.
@@ -60,21 +61,20 @@ class Metric:
 
     def score(self, labels: Array, outputs: Array) -> float:
         """Compute the score; NaN where it is undefined."""
-        if self.right is not None:
-            return float(np.mean(self.right(labels, outputs)))
-        if self.of_sums is not None:
-            counts_of, score_of = self.of_sums
-            return score_of(counts_of(labels, outputs).sum(axis=0))
-        assert self.function is not None
-        return self.function(labels, outputs)
+        if self.function is not None:
+            return self.function(labels, outputs)
+        if self.of_sums is None:
+            return float(np.mean(self.right(labels, outputs)))  # type: ignore[misc]
+        counts_of, score_of = self.of_sums
+        return score_of(counts_of(labels, outputs).sum(axis=0))
 
 
 @dataclass(frozen=True)
 class TaskType(ABC):
-    """A kind of task, with its classes. To add one, add a subclass to ``TASK_TYPES`` (``types/registry.py``).
+    """A kind of task, with its classes. To add one, add a subclass to ``TASK_TYPES`` (``tasks/base.py``).
 
     A subclass declares the facts below, and defines how labels are read from files (:meth:`read_names`,
-    :meth:`from_labels`, :meth:`read_label`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
+    :meth:`from_labels`, :meth:`label_of`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
     :attr:`metrics`) and how labels are reported (:meth:`describe_labels`); all else has defaults. Start from
     ``Regression``. Its *options*, the values of ``--task-set``, are further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
@@ -197,8 +197,8 @@ logits = model(**inputs).logits"""
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        """Return the columns of a data set that are made of this number of text columns of a file."""
-        return cls.inputs[: max(text_columns, cls.least_inputs)]
+        """Return the columns of a data set that are made of this number of text columns of a file; of one, all."""
+        return cls.inputs if cls.most_inputs == 1 else cls.inputs[: max(text_columns, cls.least_inputs)]
 
     @classmethod
     def read_inputs(cls, *texts: Any) -> list[Any]:
@@ -238,24 +238,12 @@ logits = model(**inputs).logits"""
         ids = {name: number for number, name in enumerate(self.all_names)}
         return {class_name(name): number for name, number in ids.items() if self.has_classes} | ids
 
-    def label_of(self, names: Sequence[str]) -> Any:
-        """Convert the names in a label, all of which are known, to a label."""
-        return [self.label_ids[name] for name in names]
-
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> Any:
-        """Convert a value of a file to a label.
+        """Convert a value of a file to a label, which has to fit the inputs of its row; raise BadValue."""
+        return self.label_of(self.read_names(value))
 
-        Args:
-            value: The value.
-            inputs: What :meth:`read_inputs` returned for its row, which it has to fit.
-
-        Raises:
-            BadValue: It has a name that is not among those of training, or does not fit its row.
-        """
-        return self.label_of(self.known(self.read_names(value)))
-
-    def known(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names in a label; raise BadValue for one that is not among those of training."""
+    def label_of(self, names: Sequence[str]) -> Any:
+        """Convert the names in a label to a label; raise BadValue for one that is not among those of training."""
         if unknown := [name for name in names if name not in self.label_ids]:
             noun, _, several = self.label_noun
             counts = f" {COUNT_AS_WRONG}" if self.keeps_unknown else ""
@@ -263,14 +251,12 @@ logits = model(**inputs).logits"""
             hint = hint or f"; the {several} are {names_of(self.label_names, most=_SHOWN)}"
             text = f"the {noun} {unknown[0]!r} is not among those of training{counts}{hint.removesuffix('.')}"
             raise BadValue(text, 0)
-        return names
+        return [self.label_ids[name] for name in names]
 
     def with_unknown(self, values: Iterable[Any]) -> Self:
         """Add names in labels that this kind does not know to ``unknown_names``; refuse it if there can be none."""
         if not self.keeps_unknown:
-            raise AttendropError(
-                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
-            )
+            raise AttendropError(f"unknown-labels 'wrong' is for classes and for tags of words, not {self.labels_are}.")
         names = dict.fromkeys(name for value in values for name in self.read_names(value))
         new = [name for name in names if name not in self.label_ids]
         return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
@@ -324,23 +310,14 @@ logits = model(**inputs).logits"""
         """Return the values of :attr:`example`, by name, beside ``texts`` and ``max_length``."""
         return {}
 
-    def fit_linear(
-        self,
-        features: Array,
-        targets: Sequence[Any],
-        *,
-        balanced: bool,
-        groups: Sequence[Any] | None = None,
-        **options: Any,
-    ) -> LinearFit | None:
-        """Fit a linear model of features ``(rows, features)``, classes weighted equally if ``balanced``, or None.
+    def fit_linear(self, features: Array, targets: Sequence[Any], **options: Any) -> LinearFit | None:
+        """Fit :attr:`linear_model` with its options to features ``(rows, features)``; None if there is none.
 
-        Cross-validation keeps the rows of each of the ``groups``, one for each row, together. Its outputs are used as
-        they are: what transforms outputs, such as a link function, belongs in :meth:`decode` and :attr:`metrics`.
-        Further ``options`` are those of :attr:`linear_model`.
+        Its outputs are used as they are: what transforms outputs, such as a link function, belongs in :meth:`decode`
+        and :attr:`metrics`.
         """
         fit = type(self).linear_model
-        return fit and fit(features, targets, len(self.output_names), balanced=balanced, groups=groups, **options)
+        return fit and fit(features, targets, len(self.output_names), **options)
 
     # Encoding ---------------------------------------------------------------------------------------------------------
 
@@ -359,17 +336,15 @@ logits = model(**inputs).logits"""
         special = tokenizer.num_special_tokens_to_add(len(self.inputs_in(columns)) > 1)
         limit = tokenizer.model_max_length
         if max_length <= special:
-            raise AttendropError(
-                f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special "
-                "tokens; raise it."
-            )
+            problem = f"a maximum length of {max_length} leaves no room for text"
+            raise AttendropError(f"{problem}: the tokenizer adds {special} special tokens; raise it.")
         if max_length > limit and max_length != DEFAULT_MAX_LENGTH:
             warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=2)
         return min(max_length, limit)
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         """Return the length of each row, in tokens: of the longest choice; the longer of a text and its translation."""
-        columns = [encoded[name] for name in ("input_ids", "target_ids") if name in encoded]
+        columns = (encoded[name] for name in ("input_ids", "target_ids") if name in encoded)
         rows = zip(*columns, strict=True)
         parts = (chain(*(ids if ids and isinstance(ids[0], list) else [ids] for ids in row)) for row in rows)
         return [max(map(len, row)) for row in parts]
@@ -397,11 +372,12 @@ logits = model(**inputs).logits"""
 
     def concatenate(self, parts: Sequence[Any]) -> Array:
         """Concatenate the raw outputs of several batches, padded to the largest."""
-        arrays = [np.asarray(part) for part in parts]
-        size = np.max([array.shape[1:] for array in arrays], axis=0)
-        padding = [[(0, 0), *((0, most - own) for most, own in zip(size, a.shape[1:], strict=True))] for a in arrays]
-        pairs = zip(arrays, padding, strict=True)
-        return np.concatenate([np.pad(array, pad, constant_values=self.padding) for array, pad in pairs])
+        shapes = np.array([np.shape(part) for part in parts])
+        missing = shapes.max(axis=0) - shapes
+        missing[:, 0] = 0  # batches may have different numbers of rows
+        pairs = zip(parts, missing, strict=True)
+        padded = [np.pad(part, [(0, n) for n in most], constant_values=self.padding) for part, most in pairs]
+        return np.concatenate(padded)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Convert raw outputs, of all encoded rows, to outputs; by default, those of a text in windows to their mean.
@@ -418,25 +394,18 @@ logits = model(**inputs).logits"""
     def checked(self, outputs: Array) -> Array:
         """Convert outputs to float64, unless they are objects; raise AttendropError if one is NaN or infinite."""
         outputs = outputs if outputs.dtype == object else np.asarray(outputs, dtype=np.float64)
-        if outputs.dtype == object or not len(outputs):
-            scores = (getattr(row, "log_likelihood", row) for row in outputs)
-            good = np.array([np.isfinite(row).all() for row in scores], dtype=bool)
-        else:
-            good = np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
-        if not good.all():
-            raise AttendropError(
-                f"the model's output is NaN or infinite for {int(np.sum(~good))} of {len(good)} rows: training "
-                "diverged; lower the learning rate."
-            )
+        if outputs.dtype != object and np.isfinite(outputs).all():
+            return outputs
+        if bad := sum(not np.isfinite(getattr(row, "log_likelihood", row)).all() for row in outputs):
+            problem = f"the model's output is NaN or infinite for {bad} of {len(outputs)} rows"
+            raise AttendropError(f"{problem}: training diverged; lower the learning rate.")
         return outputs
 
     def decode(self, outputs: Array) -> list[Any]:
         """Return the predicted labels; by default, where the logits of a row are largest."""
         return [int(np.argmax(row)) for row in outputs]
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return the columns of a file of predictions for each row, :attr:`answer_column` first.
 
         ``columns`` are those of the rows, if they are known, for answers that refer to their texts.

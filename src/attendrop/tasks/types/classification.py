@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from string import ascii_uppercase
 from typing import Any, ClassVar, Self
@@ -31,7 +32,7 @@ from attendrop.tasks.table import (
     read_class,
     written,
 )
-from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array
+from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array
 from attendrop.tasks.types.linear_models import (
     fit_logistic_regression,
     fit_logistic_regressions,
@@ -145,7 +146,8 @@ class Classification(SequenceType):
         return cls.of_names(names, train.path)
 
     def label_of(self, names: Sequence[str]) -> int:
-        return self.label_ids[names[0]]
+        (found,) = super().label_of(names)
+        return int(found)
 
     def collator(self, tokenizer: Tokenizer) -> Callable[[list[Any]], Any]:
         """Return a collator that leaves unknown classes, which cannot be learnt, out of the loss."""
@@ -159,9 +161,7 @@ class Classification(SequenceType):
 
         return known if self.unknown_names else collate
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
         rows = []
         for row in softmax(outputs, axis=1):
@@ -235,7 +235,8 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         return cls.of_names(names, f"{train.path}, column {column!r},")
 
     def label_of(self, names: Sequence[str]) -> list[int]:
-        return [int(name in names) for name in self.label_names]
+        ids = super().label_of(names)
+        return [int(number in ids) for number in range(len(self.label_names))]
 
     def ids_in(self, label: Any) -> Iterable[int]:
         return np.flatnonzero(label)
@@ -246,9 +247,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     def decode(self, outputs: Array) -> list[list[int]]:
         return list((outputs > 0).astype(int).tolist())
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""
         rows = []
         for answer, row in zip(self.decode(outputs), expit(outputs), strict=True):
@@ -270,19 +269,10 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 # A number -------------------------------------------------------------------------------------------------------------
 
 
-def _numbers(outputs: Array) -> Array:
-    return outputs.reshape(-1)
-
-
-def _correlation(correlate: Callable[[Array, Array], Any]) -> Metric:
-    """Make a correlation that is 0 where undefined: for fewer than two rows, or if one side is constant."""
-
-    def score(labels: Array, predictions: Array) -> float:
-        if len(labels) < 2 or np.ptp(labels) == 0 or np.ptp(predictions) == 0:
-            return 0.0
-        return float(correlate(labels, predictions).statistic)
-
-    return scored(score, _numbers, span=2.0)
+def _correlation(correlate: Callable[[Array, Array], Any], labels: Array, predictions: Array) -> Any:
+    """Compute a correlation; 0 where it is undefined: for fewer than two rows, or if one side is constant."""
+    undefined = len(labels) < 2 or np.ptp(labels) == 0 or np.ptp(predictions) == 0
+    return 0.0 if undefined else correlate(labels, predictions).statistic
 
 
 # Errors of numbers, by their usual names: lower is better, so they are reported, and models selected by ``neg_...``.
@@ -307,14 +297,14 @@ class Regression(SequenceType):
     prediction, label_words = "a number", "numbers to predict"
     output_names = ("score",)
     metrics: ClassVar[Mapping[str, Metric]] = {
-        "pearson": _correlation(pearsonr),
-        "spearman": _correlation(spearmanr),
-        "r2": scored(lambda labels, found: skm.r2_score(labels, found) if len(labels) > 1 else 0.0, _numbers, math.inf),
+        "pearson": scored(partial(_correlation, pearsonr), np.ravel, span=2.0),
+        "spearman": scored(partial(_correlation, spearmanr), np.ravel, span=2.0),
+        "r2": scored(lambda labels, found: skm.r2_score(labels, found) if len(labels) > 1 else 0.0, np.ravel, math.inf),
         **{
-            _NEGATED[name]: scored(lambda *rows, of=error: -of(*rows), _numbers, math.inf)
+            _NEGATED[name]: scored(lambda *rows, of=error: -of(*rows), np.ravel, math.inf)
             for name, error in _ERRORS.items()
         },
-        **{name: replace(scored(error, _numbers, math.inf), selects=False) for name, error in _ERRORS.items()},
+        **{name: replace(scored(error, np.ravel, math.inf), selects=False) for name, error in _ERRORS.items()},
     }
 
     @classmethod
@@ -339,7 +329,7 @@ class Regression(SequenceType):
         return float(number)
 
     def decode(self, outputs: Array) -> list[float]:
-        return [float(number) for number in _numbers(outputs)]
+        return [float(number) for number in np.ravel(outputs)]
 
     def constant_answer(self, train: Array, references: Array) -> tuple[float, Array]:
         mean = float(np.mean(train))
@@ -390,18 +380,12 @@ answer = choices[logits.argmax()]"""
         "accuracy": Metric(right=lambda labels, outputs: np.equal([np.argmax(row) for row in outputs], labels))
     }
 
-    @property
-    def _letters(self) -> bool:
-        """Whether labels are letters."""
-        return self.label_names[:1] == ("A",)
-
     def shown_label(self, label: Any) -> str:
-        return LETTERS[label] if self._letters else str(label)
+        return LETTERS[label] if "A" in self.label_names else str(label)
 
     def configure(self, config: PreTrainedConfig) -> None:
         super().configure(config)  # of a model that scores one choice at a time
-        config.id2label = dict(enumerate(self.label_names))
-        config.label2id = {name: number for number, name in enumerate(self.label_names)}
+        config.id2label, config.label2id = dict(enumerate(self.label_names)), dict(self.label_ids)
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         return choice_class(self.class_name(config)) or super().model_class(config)
@@ -450,13 +434,14 @@ answer = choices[logits.argmax()]"""
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> int:
         (name,) = self.read_names(value)
-        if (name in LETTERS) != self._letters:
-            wanted = "letters" if self._letters else "numbers"
+        letters = "A" in self.label_names
+        if (name in LETTERS) != letters:
+            wanted = "letters" if letters else "numbers"
             raise BadValue(f"the label {written(value)!r} is not written as those of training, with {wanted}", 0)
-        number, choices = LETTERS.index(name) if self._letters else int(name), inputs[1] if inputs else ()
-        if inputs is not None and number >= len(choices):
-            last = f"from {self.shown_label(0)} to {self.shown_label(len(choices) - 1)}"
-            raise BadValue(f"the label {written(value)!r} is none of the {len(choices)} choices, {last}")
+        number = LETTERS.index(name) if letters else int(name)
+        if inputs is not None and number >= (count := len(inputs[1])):
+            last = f"from {self.shown_label(0)} to {self.shown_label(count - 1)}"
+            raise BadValue(f"the label {written(value)!r} is none of the {count} choices, {last}")
         return number
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
@@ -484,13 +469,10 @@ answer = choices[logits.argmax()]"""
         return collate
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
-        if "input_ids" not in encoded:
-            return row_array(list(raw))
-        return row_array([logits[: len(row)] for logits, row in zip(raw, encoded["input_ids"][:], strict=True)])
+        choices = encoded["input_ids"][:] if "input_ids" in encoded else raw
+        return row_array([logits[: len(row)] for logits, row in zip(raw, choices, strict=True)])
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``label`` and its ``probability``; on request ``probabilities``, a list of those of all choices."""
         rows = []
         for best, logits in zip(self.decode(outputs), outputs, strict=True):

@@ -78,11 +78,6 @@ class _FamilyMeanPooling(MeanPooling):
             shutil.copyfile(MODELING_FILE, Path(save_directory, MODELING_FILE.name))
 
 
-def pools_mean(model: Any) -> bool:
-    """Return whether a model is one of this module's classes."""
-    return isinstance(model, MeanPooling)
-
-
 def read_config(place: str) -> PreTrainedConfig:
     """Load the configuration of a model, given its folder or hub id; of a classifier of the mean, its family's."""
     config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False)
@@ -155,15 +150,6 @@ def _signed(forward: Any, signature: inspect.Signature) -> Any:
     either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
     either.__signature__ = signature
     return either
-
-
-def __getattr__(name: str) -> Any:
-    """Find a class that is made here, as pickle does by its name."""
-    encoder = getattr(transformers, f"{name.removesuffix(_SUFFIX)}Model", None) if name.endswith(_SUFFIX) else None
-    found = choice_class(name) if encoder is None else _mean_pooling(encoder)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
 
 
 # Logit of a padded choice: its probability is 0 in any dtype, and differences of its log-probabilities stay finite.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -27,11 +26,10 @@ from attendrop.tasks.entities import (
     read_spans,
     span_tags,
     tagged_spans,
-    to_iob2,
     words_of,
 )
 from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
-from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
+from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
 _OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
 # Entry of a model's configuration whose labels are spans.
@@ -50,7 +48,7 @@ class TokenClassification(TaskType):
     the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of -1e30: their
     prediction is "O" where tags mark entities, otherwise none, which is wrong.
 
-    Tags of entities are read as IOB1 or IOB2, and written as IOB2; tags with other prefixes stay as they are.
+    Tags of entities are in IOB2, see :func:`attendrop.tasks.entities.as_iob2`, or have other prefixes.
     """
 
     kind = "token-classification"
@@ -101,22 +99,16 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     @classmethod
     def from_labels(cls, train: Table, column: str) -> Self:
         """Make the kind whose tags are those of the training file: "O" first, then by type and prefix."""
-        rows = [read_list(value, "tag") for value in train.column(column)]
-        by_type = are_entity_tags(chain(*rows))
-        names = set(chain(*map(to_iob2, rows) if by_type else rows))
+        names = {tag for value in train.column(column) for tag in read_list(value, "tag")}
+        by_type = are_entity_tags(names)
         ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
         return cls.of_names(ordered, train.path)
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
-        tags = self.read_names(value)
-        found: list[int] = super().read_label(to_iob2(tags) if self._entity_types else tags)
-        if inputs is not None and len(inputs[0]) != len(tags):
-            raise BadValue(f"{len(inputs[0])} words, but {len(tags)} tags; give one for each word")
+        found: list[int] = super().read_label(value)
+        if inputs is not None and len(inputs[0]) != len(found):
+            raise BadValue(f"{len(inputs[0])} words, but {len(found)} tags; give one for each word")
         return found
-
-    def with_unknown(self, values: Iterable[Any]) -> Self:
-        tags = map(self.read_names, values)
-        return super().with_unknown(map(to_iob2, tags) if self._entity_types else tags)
 
     # Tokens -----------------------------------------------------------------------------------------------------------
 
@@ -192,9 +184,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Return the tag ids of the largest logits; -1 for truncated words."""
         return [np.where((row == _ABSENT).all(axis=1), NO_TOKEN, row.argmax(axis=1)).tolist() for row in outputs]
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``tags``, None for truncated words; on request also ``probability_TAG`` of each tag."""
         rows = []
         for tags, logits in zip(self.decode(outputs), outputs, strict=True):
@@ -224,20 +214,20 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Scores of words, and of entities; a word without a prediction is "O" where tags mark entities."""
         absent = self.label_ids.get(OUTSIDE, NO_TOKEN) if self._entity_types else NO_TOKEN
 
-        def pairs(gold: Array, outputs: Array) -> list[tuple[Array, list[int]]]:
-            found = ([absent if tag == NO_TOKEN else tag for tag in row] for row in self.decode(outputs))
-            return list(zip(gold, found, strict=True))
+        def predicted(outputs: Array) -> list[Array]:
+            rows = (np.array(row, dtype=int) for row in self.decode(outputs))
+            return [np.where(row == NO_TOKEN, absent, row) for row in rows]
 
         def f1_macro(gold: Array, outputs: Array) -> float:
-            tags, predicted = map(flat, zip(*pairs(gold, outputs), strict=True))
-            occurring = np.setdiff1d(np.union1d(tags, predicted), [NO_TOKEN])
-            return float(f1_score(tags, predicted, labels=occurring, average="macro", zero_division=0.0))
+            tags, found = np.concatenate(list(gold)), np.concatenate(predicted(outputs))
+            occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
+            return float(f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0))
 
         def counts(gold: Array, outputs: Array) -> Array:
             """Count the entities found of each sentence, those of gold, and those predicted, ``(sentences, 3)``."""
-            every = {NO_TOKEN: OUTSIDE} | dict(enumerate(self.all_names))
-            names = ((tuple(every[tag] for tag in row) for row in pair) for pair in pairs(gold, outputs))
-            both = [tuple(map(entities, pair)) for pair in names]
+            names = np.array([*self.all_names, OUTSIDE])  # the last is of words without a prediction
+            pairs = zip(gold, predicted(outputs), strict=True)
+            both = [[entities(tuple(names[row].tolist())) for row in rows] for rows in pairs]
             return np.array([(len(own & other), len(own), len(other)) for own, other in both])
 
         # An entity is found if its type, its first and its last word are right (Tjong Kim Sang and De Meulder, 2003).
@@ -248,18 +238,19 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             "entity_f1": lambda sums: float(2 * sums[0] / (sums[1] + sums[2])) if sums[0] else 0.0,
         }
         named = scores.items() if self._entity_types else ()
-        right_words = (
-            lambda gold, outputs: np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs(gold, outputs)]),
-            lambda sums: float(sums[0] / sums[1]),
-        )
+
+        def right_words(gold: Array, outputs: Array) -> Array:
+            pairs = zip(gold, predicted(outputs), strict=True)
+            return np.array([(np.sum(tags == row), len(tags)) for tags, row in pairs])
+
         return {
-            "accuracy": Metric(of_sums=right_words),
+            "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
             "f1_macro": Metric(f1_macro),
             **{name: Metric(of_sums=(counts, score)) for name, score in named},
         }
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        logits = np.log(np.bincount(flat(train), minlength=len(self.label_names)) + 1)
+        logits = np.log(np.bincount(np.concatenate(list(train)), minlength=len(self.label_names)) + 1)
         answer = self.label_names[logits.argmax()]
         return answer, row_array([np.tile(logits, (len(row), 1)) for row in references])
 
@@ -298,10 +289,6 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
 {TokenClassification.example}"""
 
     @classmethod
-    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        return cls.inputs
-
-    @classmethod
     def read_inputs(cls, *texts: Any) -> list[Any]:
         """Read a text, and divide it into words."""
         text = read_text(texts[0])
@@ -328,12 +315,9 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
         assert inputs is not None
-        found: list[int] = self.label_of(self.known(span_tags(inputs[0], read_spans(value))))
-        return found
+        return list(self.label_of(span_tags(inputs[0], read_spans(value))))
 
-    def prediction_rows(
-        self, outputs: Array, columns: Columns | None = None, *, probabilities: bool
-    ) -> list[dict[str, Any]]:
+    def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``entities``: spans with ``start``, ``end``, ``label`` and ``text``; tags where no texts are known."""
         rows = super().prediction_rows(outputs, columns, probabilities=False)
         if columns is None:
@@ -352,11 +336,6 @@ def _labelled(labels: Array) -> Array:
 def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     """Return the entities of a sentence: type, first and last word; remembered, for the resamples of a bootstrap."""
     return frozenset(get_entities(list(tags)))
-
-
-def flat(rows: Iterable[Any]) -> Array:
-    """Concatenate the numbers of all rows."""
-    return np.fromiter(chain(*rows), dtype=int)
 
 
 def read_list(value: Any, what: str) -> list[str]:

@@ -172,9 +172,7 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         elif labels[-1] == language:
             generation.decoder_start_token_id = language
         else:
-            raise AttendropError(
-                f"{type(tokenizer).__name__} adds no language code {self.target_lang!r} to labels; omit it."
-            )
+            raise AttendropError(f"{type(tokenizer).__name__} adds no code {self.target_lang!r} to labels; omit it.")
 
     def example_values(self, *, stock: bool) -> dict[str, str]:
         """Return the text, and the options of generation as further arguments in code; stock models have them."""
