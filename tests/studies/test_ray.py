@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,10 +69,10 @@ def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     there.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(there))
     spec = RunSpec(tiny.config(folder, method="finetune", max_steps=1), keep_model=True)
-    with closing(RayRunner(tmp_path, "local")) as runner:
-        future = runner.submit(spec, here, tmp_path / "steps")
-        assert not here.exists() and list(there.iterdir()) == []
-        outcome = runner.outcome(future)
+    runner = RayRunner(tmp_path, "local")
+    future = runner.submit(spec, here, tmp_path / "steps")
+    assert not here.exists() and list(there.iterdir()) == []
+    outcome = runner.outcome(future)
     assert outcome["metrics"] == tiny.read_metrics(here)
     assert {"metrics.json", "run.json", "run.yaml", "model.safetensors"} <= {path.name for path in here.iterdir()}
     again = run_on_machine(spec, here, tmp_path / "steps", str(tmp_path))  # on the disk of the study

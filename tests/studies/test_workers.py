@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import Future
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,12 +166,12 @@ def test_after_an_unexpected_error_the_next_run_has_a_new_process(tmp_path: Path
     """As after a failed assertion of a GPU, which ends all further work of its process."""
     killed: list[bool] = []
     process: Any = SimpleNamespace(kill=lambda: killed.append(True), join=lambda: None, exitcode=-9)
-    with closing(LocalRunner(tmp_path, 1)) as runner:
-        (slot,) = runner.slots
-        slot.process, slot.future = process, Future()
-        slot.future.set_result({"error": "CUDA error", "details": details})
-        assert runner.outcome(slot.future)["error"] == "CUDA error"
-        assert bool(killed) == (slot.process is None) == bool(details)
+    runner = LocalRunner(tmp_path, 1)
+    (slot,) = runner.slots
+    slot.process, slot.future = process, Future()
+    slot.future.set_result({"error": "CUDA error", "details": details})
+    assert runner.outcome(slot.future)["error"] == "CUDA error"
+    assert bool(killed) == (slot.process is None) == bool(details)
 
 
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(

@@ -222,7 +222,7 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
 
 def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the difference of each method from the reference, with its interval, over its time of training."""
-    rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
+    rows = {row.label: row for row in setting.answer.rows if math.isfinite(row.cost)}
     compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
     if not compared:
         return "no method has two seeds in common with the reference"
@@ -236,7 +236,7 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
         record: dict[str, Any] = {"method": row.label, "time": cost(row), "difference [95 %]": text}
         record["seeds in common"] = "-" if found is None else str(found.n)
         # A time that is too short to be measured has no place on a logarithmic axis.
-        record |= {"_x": max(row.cost or 0.0, 1e-3), "_y": 0.0 if found is None else found.mean.value}
+        record |= {"_x": max(row.cost, 1e-3), "_y": 0.0 if found is None else found.mean.value}
         known = found is not None and math.isfinite(found.mean.low)
         records.append(record | ({"_low": found.mean.low, "_high": found.mean.high} if found and known else {}))
     base, values = chart_of(records)

@@ -26,7 +26,7 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.reports.figures import SCORES, Figure, make_figures
 from attendrop.reports.results import ReportedSetting, Results, ResultTable, make_result_table, read_results
-from attendrop.studies.answer import COLUMNS, OOD_COLUMNS, Answer, cells, cost, ends, name, number, signed
+from attendrop.studies.answer import OOD_COLUMNS, Answer, cost, ends, name, number, signed
 from attendrop.support.files import check_writable, finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
@@ -303,25 +303,20 @@ def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None
 
 def methods_table(results: Results) -> tuple[list[str], list[list[str]], str]:
     """Make the table of all methods in all settings: its header, its rows, and what the columns are."""
-    first, *others = COLUMNS
-    if has_ood := any(each.answer.ood for each in results.settings):
-        others += OOD_COLUMNS
     several, rows = len(results.settings) > 1, []
+    first, *others = max((each.answer.table()[0] for each in results.settings), key=len)
     for each in results.settings:
-        unlike = each.answer.ood
-        there = {} if unlike is None else {row.label: cells(row, unlike.decimals) for row in unlike.rows}
-        for row in each.answer.rows:
-            label, *found = cells(row, each.answer.decimals)
-            found += there.get(row.label, [])[2:4]
+        for label, *found in each.answer.table()[1:]:
             found += ["-"] * (len(others) - len(found))
             # An interval stays on one line.
             texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in found)
             rows.append([label, *([each.name] if several else []), *texts])
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
+    also = "; the same on the out-of-distribution split" if OOD_COLUMNS[0] in others else ""
     caption = (
         f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % intervals "
         "over seeds and examples, and over seeds only; p value after Holm's correction; share of seeds in which it is "
-        f"ahead; time of training, relative{'; the same on the out-of-distribution split' if has_ood else ''}."
+        f"ahead; time of training, relative{also}."
     )
     return [first, *(["setting"] if several else []), *others], rows, caption

@@ -50,7 +50,7 @@ class MethodRow:
         p_holm: p value of the difference over seeds and examples, corrected over all methods other than baselines.
         scale: How far scores may differ: 1, or of errors, which have no limit, their mean.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
-            runs may choose different numbers of epochs; None if unknown.
+            runs may choose different numbers of epochs; infinite if unknown.
     """
 
     label: str
@@ -64,7 +64,7 @@ class MethodRow:
     difference: PairedDifference | None = None
     p_holm: float | None = None
     scale: float = 1.0
-    cost: float | None = None
+    cost: float = math.inf
 
     @property
     def n(self) -> int:
@@ -104,7 +104,7 @@ class MethodRow:
             "ahead": None if found is None else found.ahead,
             "p": None if found is None else found.p_value,
             "p_holm": self.p_holm,
-            "time_ratio": self.cost,
+            "time_ratio": finite(self.cost),
             "selected_on_reported": self.selected_on_reported,
             "scores": {str(seed): score for seed, score in self.scores.items()},
             "differences": None if found is None else list(found.values),
@@ -191,7 +191,7 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
             any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
             {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
             scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
-            cost=1.0 if is_reference else statistics.median(known) if known else None,
+            cost=1.0 if is_reference else statistics.median(known) if known else math.inf,
         )
         rows.append(row)
     rows.sort(key=lambda row: (not row.is_reference, row.is_baseline, -row.mean))
@@ -382,8 +382,8 @@ class Verdict:
         if self.ahead:
             self.best_tuned = self.cheapest_of_best(self.ahead, self.plain)
         elif self.equivalent and not self.inconclusive:
-            cheapest = min(self.equivalent, key=cost_of)
-            if cost_of(cheapest) < _CHEAPER * cost_of(self.plain):
+            cheapest = min(self.equivalent, key=lambda row: row.cost)
+            if cheapest.cost < _CHEAPER * self.plain.cost:
                 self.best_tuned = cheapest
         # The best baseline, None without one; the best fine-tuned model, with its lead; and those that are over it.
         # A baseline that trains the encoder must be significantly ahead of those that do not.
@@ -430,7 +430,8 @@ class Verdict:
     def cheapest_of_best(self, rows: Sequence[MethodRow], other: MethodRow) -> MethodRow:
         """Choose the cheapest of the methods whose lead over another is within the margin of the largest."""
         leads = {row.label: found.mean.value for row in rows if (found := row.versus(other)) is not None}
-        return min((row for row in rows if max(leads.values()) - leads[row.label] <= self.margin), key=cost_of)
+        best = (row for row in rows if max(leads.values()) - leads[row.label] <= self.margin)
+        return min(best, key=lambda row: row.cost)
 
     def is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically zero.
@@ -447,11 +448,6 @@ class Verdict:
 def gain_of(row: MethodRow) -> float:
     """Return the mean difference from the reference."""
     return 0.0 if row.is_reference else -math.inf if row.difference is None else row.difference.mean.value
-
-
-def cost_of(row: MethodRow) -> float:
-    """Return the time of training, relative to the reference; infinite if unknown."""
-    return math.inf if row.cost is None else row.cost
 
 
 # The decision in words -----------------------------------------------------------------------------------------------
@@ -495,10 +491,10 @@ def sentences(verdict: Verdict, rows: Sequence[MethodRow], reference: str, metri
     own, baseline = candidate if use.is_baseline else use, verdict.base
     if own is not None and baseline is not None and (over := verdict.leads.get(own.label)) is not None:
         told = tested(own, over, verdict.p_values.get(own.label))
-        time = "" if baseline.cost is None else f", which takes {cost(baseline)} the time of {name(plain.label)}"
+        time = "" if baseline.cost == math.inf else f", which takes {cost(baseline)} the time of {name(plain.label)}"
         gain = "" if verdict.reference is baseline else f": {metric} {interval(over, digits)}"
         line = f"Against the best baseline, {title(baseline)}{time}, {name(own.label)} is {told}{gain}"
-        if own is use and cost_of(baseline) < cost_of(use) and over.mean.value < verdict.margin:
+        if own is use and baseline.cost < use.cost and over.mean.value < verdict.margin:
             line += f"; use the baseline where the time of training counts for more than {words['margin']}"
         yield f"{line}."
 
@@ -550,7 +546,7 @@ def p_text(p: float) -> str:
 
 def cost(row: MethodRow) -> str:
     """Format the time of training, relative to the reference."""
-    if row.cost is None:
+    if row.cost == math.inf:
         return "-"
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x" if row.cost < 10 else f"{row.cost:.0f}x"
 
@@ -613,17 +609,22 @@ class Answer:
         before, decision, reason = self.sentences[0].partition(opening(self.verdict.use))
         return before + decision, reason.lstrip()
 
+    def table(self) -> list[tuple[str, ...]]:
+        """Return the header and the rows of the table, with those of the out-of-distribution split if there is one."""
+        table = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)]
+        if (there := self.ood) is None:
+            return table
+        found = {row.label: cells(row, there.decimals)[2:4] for row in there.rows}
+        beside = (OOD_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
+        return [line + more for line, more in zip(table, beside, strict=True)]
+
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
-        table, there = [COLUMNS, *(cells(row, self.decimals) for row in self.rows)], self.ood
         words, holds = [*self.sentences, *self.notes, ""], [self.holds_for]
-        if there is not None:
-            found = {row.label: cells(row, there.decimals)[2:4] for row in there.rows}
-            beside = (OOD_COLUMNS, *(found.get(row.label, ("-", "-")) for row in self.rows))
-            table = [line + more for line, more in zip(table, beside, strict=True)]
-            words += [*there.sentences, *there.notes, ""]
-            holds += {there.holds_for} - {self.holds_for}
-        return [*words, f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(table), *holds]
+        if self.ood is not None:
+            words += [*self.ood.sentences, *self.ood.notes, ""]
+            holds += {self.ood.holds_for} - {self.holds_for}
+        return [*words, f"{self.metric} of {self.model} on {self.scored_on}:", *aligned(self.table()), *holds]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""

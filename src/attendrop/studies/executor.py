@@ -213,7 +213,7 @@ def open_runner(folder: str | Path, *, workers: int | None = None, backend: str 
         try:
             yield runner
         finally:
-            runner.close()
+            runner.release()
 
 
 class Runner:
@@ -332,14 +332,10 @@ class Runner:
         return future.result()
 
     def release(self) -> None:
-        """Free what idle processes hold, such as the memory of GPUs; the next run starts them again."""
+        """Free what processes hold, such as the memory of GPUs, once all runs have ended."""
         from attendrop.runs.data import share_results
 
         share_results(False)
-
-    def close(self) -> None:
-        """End all processes."""
-        self.release()
 
 
 def read_failures(folder: Path) -> dict[str, dict[str, str]]:
@@ -563,7 +559,7 @@ class RayRunner(Runner):
         # The caller decides what happens to a lost run, so Ray does not try again.
         self._task = ray.remote(max_retries=0, runtime_env={"env_vars": threads}, **share)(run_on_machine)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Cancel what runs, and leave the cluster."""
         import ray
 
