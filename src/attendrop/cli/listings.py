@@ -94,15 +94,12 @@ def doctor(
         "supported": "yes" if found["supported"] else f"no: {found['reason']}",
         "to train": "`attendrop train` can" if found["trainable"] else untrainable,
     }
-    for kind in dict.fromkeys(layer["kind"] for layer in found["sites"]):
-        names = [layer["name"] for layer in found["sites"] if layer["kind"] == kind]
-        lines[f"{kind} attention"] = f"{counted(len(names), 'layer')}: {_ends(names)}"
-    if names := found["not_run"]:
-        lines["not tried"] = f"{counted(len(names), 'layer')}, which the example input does not reach: {_ends(names)}"
+    listed: dict[str, list[str]] = {}
+    for layer in found["sites"]:
+        listed.setdefault(f"{layer['kind']} attention", []).append(layer["name"])
+    for caption, names in (listed | ({"not tried": found["not_run"]} if found["not_run"] else {})).items():
+        why = ", which the example input does not reach" if caption == "not tried" else ""
+        ends = " ... ".join(dict.fromkeys((names[0], names[-1])))
+        lines[caption] = f"{counted(len(names), 'layer')}{why}: {ends}"
     ui.show(found, ui.lines_of(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)
-
-
-def _ends(names: list[str]) -> str:
-    """Return the first and the last of some names, or the only one."""
-    return " ... ".join(dict.fromkeys((names[0], names[-1])))

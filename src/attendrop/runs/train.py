@@ -366,11 +366,6 @@ def init_head(
     columns = encoded.train.to_dict()
     unlabelled = None if encoded.unlabelled is None else encoded.unlabelled.to_dict()
 
-    def key() -> list[Any]:
-        start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
-        options = [config.eval_batch_size, str(model.device), task_type.kind, balanced, groups]
-        return [start, columns, *options, unlabelled or {}, encoded.names]
-
     def features_of(columns: dict[str, list[Any]]) -> Array:  # the inputs of the linear layer, (rows, features)
         seen: list[tuple[Tensor, Tensor]] = []
 
@@ -409,8 +404,12 @@ def init_head(
             raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
         linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
         model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
+        options = (config.eval_batch_size, str(model.device), task_type.kind, balanced, groups, encoded.names)
         fit, decision = cached(
-            key, fitted, lambda found: found[0].weight.nbytes + found[0].bias.nbytes, kind="head start"
+            lambda: [digest_of_model(model, without=linear), columns, *options, unlabelled or {}],
+            fitted,
+            lambda found: found[0].weight.nbytes + found[0].bias.nbytes,
+            kind="head start",
         )
     except _NoProbe as reason:
         if config.head_init == "linear-probe":
