@@ -23,8 +23,8 @@ import pandas as pd
 from attendrop.cli.demo import generate_messages
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
+from attendrop.runs.inference import frozen_features
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import frozen_features
 from attendrop.studies.screening import cross_validated
 from attendrop.studies.statistics import ALPHA
 from attendrop.tasks.base import encode

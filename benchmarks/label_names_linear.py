@@ -20,7 +20,7 @@ import torch
 from label_name_rows import DATA, deranged
 from transformers import AutoModel, AutoTokenizer
 
-from attendrop.runs.prediction_passes import unit_means
+from attendrop.runs.inference import unit_means
 from attendrop.studies.statistics import paired_difference
 from attendrop.support.files import resolve_model
 from attendrop.tasks.class_names import in_words

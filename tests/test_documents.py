@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attendrop.runs import resolved_run as recipe
+from attendrop.runs import data as recipe
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs/**/*.md", "recipes/*.md", "benchmarks/*.md", "*.md")
@@ -58,6 +58,6 @@ CONSTANTS = [recipe.EPOCHS, recipe.BATCH_SIZE, recipe.LEAST_STEPS, recipe.MOST_S
     ],
 )
 def test_pages_tell_the_constants_of_the_recipe(page: str, text: str, expected: list[float]) -> None:
-    """Those of ``runs/resolved_run.py``."""
+    """Those of ``runs/data.py``."""
     (told,) = re.findall(text, (ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert [float(number.strip(".,").replace(",", "")) for number in NUMBER.findall(told)] == expected

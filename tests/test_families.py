@@ -9,7 +9,7 @@ import pytest
 from helpers import families
 from helpers.family_check import row
 
-from attendrop.cli.model_report import examine
+from attendrop.runs.model_loading import examine
 
 TABLE = json.loads((Path(__file__).parent.parent / "docs" / "models.json").read_text(encoding="utf-8"))
 ROWS = {found["family"]: found for found in TABLE["rows"]}

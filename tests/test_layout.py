@@ -124,7 +124,7 @@ def test_one_package_knows_how_transformers_dispatches_attention(word: str) -> N
 
 
 # One method's own commands; the demonstration, which compares two methods; the lists of public names.
-OWN = {"cli/patterns.py", "reports/learned_patterns.py", "cli/demo.py", "__init__.py", "extend.py"}
+OWN = {"cli/finished_runs.py", "reports/learned_patterns.py", "cli/demo.py", "__init__.py", "extend.py"}
 # The baseline is no method among others, and what torch calls a scheduler is not ours.
 ORDINARY = {"finetune", "FineTune", "scheduler", "Scheduler"}
 NAMES = {word for name in method_names() for word in (name, get_method(name).__name__)} - ORDINARY

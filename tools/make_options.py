@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from attendrop.runs.config import RunConfig, allowed_values, declared
+from attendrop.runs.config import RunConfig, declared
 
 PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """\
@@ -40,7 +40,7 @@ def page() -> str:
     for option, about in declared(RunConfig).items():
         name = ", ".join(f"`{each}`" for each in (option, *about["flags"]))
         text = " ".join(part for part in (about["help"], more.get(option, "")) if part)
-        cells = (name, about["shown"], allowed_values(RunConfig, option).text, text)
+        cells = (name, about["shown"], about["range"].text, text)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     return HEAD + "".join(lines)
 

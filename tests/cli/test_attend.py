@@ -91,7 +91,7 @@ def test_options_choose_what_is_shown(folder: Path, capsys: Captured, tmp_path: 
         ("model", [PAIR[0], "x", "--text-pair", "y"], "2 texts and 1 second text"),
         ("model", ["the cat", "--output", "{folder}/train.csv"], "exists; --overwrite replaces it"),
         ("model", ["the cat", "--output", "{folder}/model/config.json", "--overwrite"], "which is read; name another"),
-        ("without", [PAIR[0], "--text-pair", PAIR[1]], "kept no model, only its scores"),
+        ("without", [PAIR[0], "--text-pair", PAIR[1]], "kept no model, only scores"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -153,7 +153,7 @@ WRONG = [
     (f"{AGAIN} --output-dir T/link", "/link' is a symbolic link, to 'gone', and"),
     ("evaluate F/model --task rte", "has no trained head"),
     ("evaluate F/run --task rte --data-dir F --split test", "has no labels"),
-    ("evaluate F/run --task mnli", "The model predicts 2 classes, the task mnli asks for 3"),
+    ("evaluate F/run --task mnli", "The model predicts 2 classes, mnli asks for 3"),
     ("predict F/run --predict-file F/dev.csv --output T/link/out.csv", "/link' is a link to 'gone', which does not"),
     ("predict F/run --output x.csv", "No data are given; give --predict-file, or --task."),
     ("predict F --output x.csv", "holds no model; did you mean"),

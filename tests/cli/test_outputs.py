@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
-from attendrop.runs.config import default_output_dir
+from attendrop.cli.train import _read_run
 from attendrop.runs.train import train
 
 PLAIN = {"method": "finetune", "epochs": 1}
@@ -113,7 +114,11 @@ def test_a_target_that_cannot_be_written_is_refused_before_a_model_is_loaded(
 
 def test_default_folders_of_files_of_the_same_name_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = [default_output_dir(None, f"{place}/train.csv", "ad-drop", [1, 2]) for place in ("a", "b", "b/../a")]
-    assert names[0] == names[2] != names[1] and names[0].startswith("runs/train-")
     (tmp_path / "loop.csv").symlink_to("loop.csv")  # the run refuses it in words
-    assert default_output_dir(None, "loop.csv", "ad-drop", [0]).startswith("runs/loop-")
+    columns = {"text_columns": "text", "label_column": "label", "seed": "1,2"}
+    names = [
+        _read_run({"train_file": file, **columns}, [], None, None, None)[0].output_dir
+        for file in ("a/train.csv", "b/train.csv", "b/../a/train.csv", "loop.csv")
+    ]
+    assert names[0] == names[2] != names[1] and re.fullmatch("runs/train-......-ad-drop-seed1-2", names[0])
+    assert names[3].startswith("runs/loop-")

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from attendrop import ADDrop, AttendOut
 from attendrop.methods.core.context import Processes
-from attendrop.runs.run_metrics import learnt
+from attendrop.runs.run_trainer import learnt
 from attendrop.training.regularization import Regularization
 from helpers import zoo
 from helpers.checkpointing import checkpointing_arguments

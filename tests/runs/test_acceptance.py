@@ -146,7 +146,7 @@ def test_without_evaluation_data_a_quarter_is_held_out_and_too_few_rows_accept_n
     [
         ({"accept": 1.0}, "accept=1.0 must be above 0 and below 1"),
         ({"protocol": "paper"}, "accept needs evaluation rows on which nothing else is chosen"),
-        ({"method": "attendout", "options": {"reward_data": "eval"}}, "which reward_data='eval' uses in training"),
+        ({"method": "attendout", "options": {"reward_data": "eval"}}, "reward_data='eval' uses the evaluation rows"),
         ({"label_type": "number", "eval_file": None}, "accept is for one class a row|accept is for classification"),
     ],
 )

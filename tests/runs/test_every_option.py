@@ -118,11 +118,11 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("refit", "", lambda trainer: Path(trainer.args.output_dir).name, SELECTION, {}),
     ("patience", "4", callback(EarlyStoppingCallback, "early_stopping_patience"), [4], HELD_OUT),
     ("calibrate", "", held_out, 4, {}),
-    ("save_steps", "5", callback(RunCallback, "steps"), [{"should_save": 5, "should_log": None}], {}),
+    ("save_steps", "5", callback(RunCallback, "save_steps"), [5], {}),
     ("report_to", "tensorboard", argument("report_to"), ["tensorboard"], {}),
     (  # one callback, since the trainer warns of two of a class
-        *("logging_steps", "6", callback(RunCallback, "steps")),
-        *([{"should_save": 5, "should_log": 6}], {"save_steps": "5"}),
+        *("logging_steps", "6", callback(RunCallback, "log_steps")),
+        *([6], {"save_steps": "5"}),
     ),
     ("seed", "7", argument("seed"), 7, {}),
     ("seed", "7", argument("data_seed"), 7, {}),
@@ -186,7 +186,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(RegularizedTrainer, "train", stop)
-        patch.setattr("attendrop.runs.train.check_integration", lambda name: None)
+        patch.setattr("attendrop.runs.train._ALSO", {"tensorboard": ("torch",)})
         patch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", TrainerCallback)
         for module in ("train", "run_trainer"):  # as on a machine with a GPU
             patch.setattr(f"attendrop.runs.{module}.compute_device", lambda name: torch.device(DEVICES[name]))

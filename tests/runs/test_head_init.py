@@ -14,12 +14,10 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from attendrop.errors import AttendropError
-from attendrop.runs.data import encode_parts
-from attendrop.runs.head_init import init_head
+from attendrop.runs.data import encode_parts, resolve_run
+from attendrop.runs.inference import predict_outputs
 from attendrop.runs.model_loading import default_pooling, load_for
-from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.resolved_run import resolve_run
-from attendrop.runs.train import train
+from attendrop.runs.train import init_head, train
 from attendrop.tasks.tokenization import of_documents
 
 MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "max_steps": 1}
@@ -76,7 +74,7 @@ def test_a_trained_head_is_kept(folder: Path) -> None:
     saved = load_file(folder / "run" / "model.safetensors")["mean_classifier.weight"]
     assert found is None and torch.equal(model.mean_classifier.weight, saved)
     assert model.config.classifier_pooling == "mean"
-    with pytest.raises(AttendropError, match="'linear-probe' is not possible: the model has no new linear layer"):
+    with pytest.raises(AttendropError, match="'linear-probe' is not possible: the model has 0 new linear layers"):
         started(folder, model=str(folder / "run"), pooling="auto", head_init="linear-probe")
 
 

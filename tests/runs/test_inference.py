@@ -25,12 +25,11 @@ import attendrop
 from attendrop import AttendropError, cli
 from attendrop.pruning.packed import PackedLayer
 from attendrop.randomness.device_path import few_kernels
-from attendrop.runs import inference, prediction_passes
+from attendrop.runs import inference
 from attendrop.runs.config import Source
-from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.inference import evaluate, frozen_features, predict, predict_outputs, to_fastest_form
 from attendrop.runs.model_card import baseline_card, model_card
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import frozen_features, predict_outputs, to_fastest_form
 from attendrop.runs.prune import prune_run
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.train import train
@@ -124,19 +123,19 @@ def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_othe
     runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
+    monkeypatch.setattr(inference, "_SECONDS_BETWEEN_LINES", 0.0)
+    caplog.set_level("INFO", "attendrop")
     source = write_texts(tmp_path / "in.csv", ["katze", "hund", "the cat sees", "🐕", "a dog"])
     predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
     assert len(read_csv(tmp_path / "out.csv")) == 5
     evaluate(str(runs / "single"), source)
     told = [record.getMessage() for record in caplog.records if "token" in record.getMessage()]
     assert told == ["3 of 5 rows have no token that the model knows: their predictions mean nothing."] * 2
+    assert "2 rows done." in caplog.text and "5 rows done." in caplog.text
     source = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"])
     with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
         predict(str(runs / "single"), source, str(tmp_path / "none.csv"))
     assert not (tmp_path / "none.csv").exists()
-
-
-HOSTILE = "<img src=x onerror=alert(1)> | [x](javascript:alert(1)) `*`\n\n<script>"
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -261,7 +260,7 @@ def test_the_fastest_form_of_each_device_predicts_the_same(
 
     DeBERTa gains nothing from leaving padding out, and GPT-2 has one form.
     """
-    monkeypatch.setattr(prediction_passes, "_computes_bfloat16", lambda device: True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True})
     tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path))
     model, batch = zoo.build(family).eval(), zoo.batch_of(family, (9, 5, 12))
     batch.pop("labels")
@@ -428,7 +427,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
         ([PAIRS[0], "the cat"], "Text 1 has 1 text; the model reads 2 texts together"),
         ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
         ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
-        ("in.csv", "was trained on pairs of texts (sentence1, sentence2), not on one text (text)"),
+        ("in.csv", "was trained on 2 texts a row (sentence1, sentence2), not on 1 (text)"),
     ],
 )
 def test_texts_that_the_model_cannot_read_are_refused(pairs: Path, tmp_path: Path, texts: Any, problem: str) -> None:

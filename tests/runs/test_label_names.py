@@ -12,9 +12,8 @@ from helpers import tiny
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, read_run_file, run_file
-from attendrop.runs.data import Parts
+from attendrop.runs.data import Parts, resolve_run
 from attendrop.runs.data import sampled_rows as sampled
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline

@@ -20,9 +20,9 @@ import attendrop
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.config import Source
+from attendrop.runs.data import resolve_run
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 
 DEV = Source(device="cpu")

@@ -52,7 +52,7 @@ def test_a_head_of_another_size_or_for_other_classes_is_told(
     load_for(str(tmp_path), named_task("rte"))
     assert "has another number of outputs; a new one takes its place" in caplog.text  # a linear probe, mostly
     load_for(str(tmp_path), replace(TASK, label_names=("maybe", "no", "yes")))
-    assert "its outputs for 'no', 'yes', 'perhaps' start as those for 'maybe', 'no', 'yes'; to" in caplog.text
+    assert "its outputs for 'no', 'yes', 'perhaps' start as those for 'maybe', 'no', 'yes'." in caplog.text
 
 
 def test_missing_weights_of_the_body_are_named(bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,8 +83,11 @@ def test_tokenizer_without_padding_token(bert: Path, tmp_path: Path) -> None:
         ("none", None, "There is no model folder"),
         ("m/config.json", ("config.json",), "is a file; name the folder that holds it"),
         ("m", (), "holds no model: it has no config.json"),
-        ("m", ("config.json",), "holds no weights: it has no model.safetensors"),
-        ("m", ("config.json", "pytorch_model.bin"), "holds pickled weights only"),
+        (
+            "m",
+            ("config.json", "pytorch_model.bin"),
+            "holds no safetensors weights; pickled ones",
+        ),
         ("m", ("config.json", "model.safetensors"), "cannot be loaded"),
         ("minilmm", None, "Did you mean 'minilm'?"),
         ("no-such-user/no-such-model", None, "could not be loaded from the hub"),
@@ -116,7 +119,7 @@ def test_tokenizer_of_another_model_is_refused(bert: Path, tmp_path: Path) -> No
     config = hf.BertConfig.from_pretrained(bert, vocab_size=10)
     hf.BertModel(config).save_pretrained(tmp_path)
     hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
-    with pytest.raises(AttendropError, match="they do not belong together"):
+    with pytest.raises(AttendropError, match="has 21 tokens, its model 10; use its own"):
         load_for(str(tmp_path), TASK)
 
 

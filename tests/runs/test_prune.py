@@ -66,7 +66,7 @@ def test_a_difference_is_above_zero_where_pruning_helps(folder: Path) -> None:
     for name in run.sets:
         right = np.eye(2)[run.sets[name]["labels"]]
         for before, after, value in ((right, 1 - right, -1), (1 - right, right, 1)):
-            found = change_of_score(run, name, before, after, changed=True)
+            found = change_of_score(run, name, before, after)
             assert (found["difference"]["value"], found["after"]["accuracy"]) == (value, max(value, 0))
 
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from helpers import tiny, zoo
 
-from attendrop.runs import result_cache
 from attendrop.runs.config import RunConfig
-from attendrop.runs.result_cache import cached, digest_of_model, forget_results, share_results
+from attendrop.runs.data import cached, digest_of_model, share_results
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.baselines import run_baseline
@@ -23,9 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*did not converge")
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    forget_results()  # what runs in this process before may share results
+    share_results(False)  # what runs in this process before may share results
     yield
-    forget_results()
+    share_results(False)
 
 
 def asked(key: Any, compute: Any, size: int = 1, kind: str = "sum") -> Any:
@@ -33,7 +32,7 @@ def asked(key: Any, compute: Any, size: int = 1, kind: str = "sum") -> Any:
 
 
 def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_cache, "MOST_BYTES", 10)
+    monkeypatch.setattr("attendrop.runs.data.MOST_BYTES", 10)
     share_results()
     first, second = asked("first", object, 4), asked("second", object, 4)
     assert asked("first", object, 4) is first
@@ -88,5 +87,5 @@ def test_changed_data_and_models_are_not_taken_for_the_old_ones(
     tiny.save_tiny_bert(tmp_path / "model", initializer_range=0.5)
     scored = [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")]
     assert encoded.call_count == 2 * 2
-    forget_results()
+    share_results(False)
     assert [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")] == scored

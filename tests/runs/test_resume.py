@@ -77,7 +77,7 @@ def test_a_run_that_died_when_a_training_was_over_and_was_moved_ends_the_same(
         return tiny.config(shared, output_dir=str(tmp_path / output), **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(f"attendrop.runs.train.{dies_in}", interrupted)
+        patch.setattr(f"attendrop.runs.run_trainer.{dies_in}", interrupted)
         train(config("stopped"))
     (tmp_path / ".stopped.partial").rename(tmp_path / ".moved.partial")
     moved, whole = train(config("moved"), resume=True), train(config("whole"))

@@ -17,9 +17,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, Source
-from attendrop.runs.data import Parts, data_report, encode_parts, report_warnings
+from attendrop.runs.data import Parts, data_report, encode_parts, report_warnings, resolve_run
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task

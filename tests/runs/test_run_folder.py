@@ -84,7 +84,7 @@ def test_a_model_that_is_damaged_or_lacks_a_file_is_not_used(
     before = content(tmp_path)
     places = {"RUN": run, "FILES": folder, "OUT": tmp_path / "out"}
     arguments = [re.sub("RUN|FILES|OUT", lambda found: str(places[found[0]]), part) for part in LOADING[command]]
-    told = f"lacks {file}, which its run wrote" if lost else f"the SHA-256 of {file} is not that in its run.json"
+    told = f"{file} is missing, or not as its run.json says; copy the folder again"
     assert_refused(arguments, tmp_path / "out", told, capsys)
     assert content(tmp_path) == before
 
@@ -342,7 +342,7 @@ def test_runs_of_several_seeds(folder: Path, run: Path, tmp_path: Path, stop_at:
     with pytest.raises(AttendropError, match="holds a run of one seed; name another folder"):
         train_seeds(tiny.config(folder, str(run), **PLAIN), [0, 1], overwrite=True)
     (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "run.yaml").write_text("mine: 1")
+    (tmp_path / "others" / "summary.json").write_text("{}")
     with pytest.raises(AttendropError, match="not written by attendrop"):
         train_seeds(tiny.config(folder, str(tmp_path / "others"), **PLAIN), [0, 1], overwrite=True)
 

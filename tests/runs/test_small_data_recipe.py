@@ -13,8 +13,8 @@ from helpers import tiny
 
 from attendrop import ADDrop, Compose, Method, RDrop
 from attendrop.reports.attention_viewer import load_stages
+from attendrop.runs.data import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.inference import load_finished_run
-from attendrop.runs.resolved_run import ResolvedRun, learning_rate, resolve_run, steps
 from attendrop.runs.run_folder import note_in_run, read_run
 from attendrop.runs.train import announce_scores, train
 from attendrop.studies.answer import method_label

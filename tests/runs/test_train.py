@@ -22,13 +22,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 from attendrop import cli, load
 from attendrop.errors import AttendropError
-from attendrop.runs import run_trainer
 from attendrop.runs.config import RunConfig, Source, preset, run_file
+from attendrop.runs.data import resolve_run
 from attendrop.runs.inference import evaluate, predict
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run
-from attendrop.runs.run_metrics import epoch_metrics
-from attendrop.runs.run_trainer import balanced_loss, has_stopped, num_epochs, run_arguments
+from attendrop.runs.run_trainer import balanced_loss, epoch_metrics, has_stopped, num_epochs, run_arguments
 from attendrop.runs.train import divide_logits, summarise, train
 
 
@@ -191,7 +189,7 @@ def test_a_run_trains_on_one_of_several_gpus(shared: Path, monkeypatch: pytest.M
             super().__post_init__()
             self._n_gpu = 2
 
-    monkeypatch.setattr(run_trainer, "TrainingArguments", WithTwo)
+    monkeypatch.setattr("attendrop.runs.run_trainer.TrainingArguments", WithTwo)
     assert run_arguments(resolve_run(tiny.config(shared)), 36, Path("unused")).n_gpu == 1
 
 

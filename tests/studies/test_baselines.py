@@ -14,10 +14,10 @@ from helpers import tiny
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, Source, partial_of
+from attendrop.runs.data import resolve_run
 from attendrop.runs.export import export_run
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
@@ -150,7 +150,7 @@ def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None
         lambda: export_run(place, str(tmp_path / "exported")),
         lambda: train(config(folder, str(tmp_path / "run"), model=place)),
     ):
-        with pytest.raises(AttendropError, match=r"is a baseline without attention, "):
+        with pytest.raises(AttendropError, match=r"is a baseline without attention"):
             refused()
 
 

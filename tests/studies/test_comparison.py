@@ -18,7 +18,7 @@ from helpers import tiny
 import attendrop
 from attendrop import ADDrop, AttendropError
 from attendrop.runs.config import RunConfig, partial_of
-from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.data import resolve_run
 from attendrop.studies import BASELINES
 from attendrop.studies import compare as compare_module
 from attendrop.studies.answer import answer

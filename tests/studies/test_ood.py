@@ -12,7 +12,7 @@ from helpers import tiny
 import attendrop
 from attendrop.reports.report import methods_table
 from attendrop.reports.results import read_results
-from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.data import resolve_run
 from attendrop.studies.answer import OOD_COLUMNS, answer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -22,7 +22,7 @@ from helpers import tiny
 
 from attendrop import AttendropError
 from attendrop.runs.config import partial_of
-from attendrop.runs.result_cache import forget_results
+from attendrop.runs.data import share_results
 from attendrop.runs.train import train
 from attendrop.studies.executor import Event, OnEvent, RayRunner, RunSpec, open_runner, run_on_machine, share_of_run
 
@@ -124,7 +124,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     monkeypatch.setitem(sys.modules, "ray", found)  # type: ignore[arg-type]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     yield found
-    forget_results()
+    share_results(False)
 
 
 def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Path, ray: Ray) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.data import resolve_run
 from attendrop.tasks.base import Task, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.inspection import inspect_files

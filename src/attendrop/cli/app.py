@@ -28,9 +28,8 @@ from attendrop.runs.config import RunConfig, Source, declared
 from attendrop.runs.run_folder import is_main_process
 from attendrop.wording import aligned
 
-# In the order of the help; `compare` has study, `evaluate` has predict, `models` has attend, prune, export, push, and
-# `listings` has methods, tasks and doctor.
-_MODULES = (*("inspect", "compare", "train", "report", "evaluate", "patterns", "models", "listings", "demo"),)
+# In the order of the help.
+_MODULES = ("inspect", "train", "finished_runs", "listings", "demo")
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
 # Groups of options of a run's data, on the command line.
@@ -223,11 +222,10 @@ def messages(*, quiet: bool) -> Iterator[PlainConsole]:
     import datasets
     import transformers
 
-    class Shown(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            message = record.getMessage()
-            is_warning = record.levelno >= logging.WARNING
-            console.print(Text.assemble(("Warning: ", "yellow"), one_line(message)) if is_warning else message)
+    def emit(record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        is_warning = record.levelno >= logging.WARNING
+        console.print(Text.assemble(("Warning: ", "yellow"), one_line(message)) if is_warning else message)
 
     def warn_once(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in console.warned:  # a command may read the same file more than once
@@ -235,7 +233,8 @@ def messages(*, quiet: bool) -> Iterator[PlainConsole]:
             root.warning("%s", message)
 
     console = PlainConsole(stderr=True, soft_wrap=True, quiet=not is_main_process())
-    root, handler = logging.getLogger("attendrop"), Shown()
+    root, handler = logging.getLogger("attendrop"), logging.Handler()
+    handler.emit = emit  # type: ignore[method-assign]
     level, show = root.level, warnings.showwarning
     root.addHandler(handler)
     root.setLevel(logging.WARNING if quiet else logging.INFO)

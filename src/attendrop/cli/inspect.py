@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from attendrop.cli.app import Json, app, path_argument, run_option, show
 from attendrop.errors import printable
@@ -33,14 +33,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Describe a file: format, contents, likely mistakes, and how to train on it."""
-    found = inspect_files(
-        file,
-        eval_file,
-        text_columns=names(text_columns or ""),
-        label_column=label_column,
-        label_type=label_type,
-        label_map=label_map,
-    )
+    how: dict[str, Any] = {"label_column": label_column, "label_type": label_type, "label_map": label_map}
+    found = inspect_files(file, eval_file, text_columns=names(text_columns or ""), **how)
     doubts = found.doubts()
     rows = [["column", "role", "different", "missing", "words"]]
     for column in found.columns:
@@ -87,18 +81,15 @@ def _reading(found: Inspection) -> str:
     texts = f"{'texts' if len(found.text_columns) > 1 else 'text'} {', '.join(map(repr, found.text_columns))}"
     if found.label_column is None:
         return f"{texts}, no label"
-    number, kind = len(found.labels), ""
-    if found.label_type == "class":
-        kind = f" ({number} class{'' if number == 1 else 'es'})"
-    elif found.label_type == "labels":
-        kind = f" ({counted(number, 'label')}, several of a row)"
-    elif found.label_type == "number":
-        kind = " (numbers)"
-    elif found.label_type == "spans":
-        kind = f" (spans of {counted(len(found.tags), 'type')} of entities)"
-    elif found.tags:
-        kind = f" ({counted(len(found.tags), 'tag')} of words)"
-    return f"{texts}, label {found.label_column!r}{kind}"
+    number = len(found.labels)
+    kinds = {
+        "class": f" ({number} class{'' if number == 1 else 'es'})",
+        "labels": f" ({counted(number, 'label')}, several of a row)",
+        "number": " (numbers)",
+        "spans": f" (spans of {counted(len(found.tags), 'type')} of entities)",
+    }
+    of_words = f" ({counted(len(found.tags), 'tag')} of words)" if found.tags else ""
+    return f"{texts}, label {found.label_column!r}{kinds.get(found.label_type, of_words)}"
 
 
 def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, typed: bool) -> list[str]:

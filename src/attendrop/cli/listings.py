@@ -84,7 +84,7 @@ def doctor(
     as_json: ui.Json = False,
 ) -> None:
     """Check whether a model is supported, and list its attention layers."""
-    from attendrop.cli.model_report import examine
+    from attendrop.runs.model_loading import examine
 
     with ui.messages(quiet=True):
         found = examine(model)

@@ -1,12 +1,11 @@
-"""Progress of training, of passes over rows, and of the runs of a study."""
+"""Progress of training, and of the runs of a study."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,13 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 
 from attendrop.cli.app import PlainConsole
 from attendrop.methods.core.registry import get_method
-from attendrop.runs.run_metrics import epoch_metrics
+from attendrop.runs.run_trainer import epoch_metrics
 from attendrop.studies.executor import Event
 from attendrop.wording import score_text
 
-# Seconds between lines of progress if stderr is not a terminal.
-_SECONDS_BETWEEN_LINES = 30.0
 # From this part of a run on, the time of a study is estimated.
 _MEASURED = 0.1
 logger = logging.getLogger(__name__)
-
-
-def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
 
 
 class TrainingProgress(TrainerCallback):
@@ -37,7 +29,8 @@ class TrainingProgress(TrainerCallback):
 
     def __init__(self, console: Console) -> None:
         self.console, self.line = console, ""
-        self.bar = _bar(console)
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
         self.task = self.bar.add_task("")
 
     def close(self, *_: Any, **__: Any) -> None:
@@ -46,16 +39,9 @@ class TrainingProgress(TrainerCallback):
 
     on_train_end = close
 
-    def show(self, what: str, done: int, total: int) -> None:
-        """Update the bar: what is being done, and how much of it."""
-        self.bar.start()
-        self.bar.update(self.task, description=what, completed=done, total=total)
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.bar.reset(self.task)
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.show("training", state.global_step, state.max_steps)
+        self.bar.start()
+        self.bar.update(self.task, completed=state.global_step, total=state.max_steps)
 
     def on_log(
         self,
@@ -88,31 +74,8 @@ def dropped_fraction(method: str, fraction: float) -> str:
     return f"{100 * fraction:.1f} % of {get_method(method).info.units} dropped"
 
 
-@contextmanager
-def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show the number of processed rows: a bar on a terminal, otherwise an occasional line.
-
-    Yields a function of the number of rows done and of all rows (None if unknown); None if ``quiet``.
-    """
-    if quiet or console.quiet:
-        yield None
-        return
-    last = time.monotonic()
-    with _bar(console) as bar:
-        task = bar.add_task("rows", total=None)
-
-        def show(done: int, total: int | None) -> None:
-            nonlocal last
-            bar.update(task, completed=done, total=total)
-            if bar.disable and time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                console.print(f"{done:,} rows done" + ("" if total is None else f" of {total:,}"))
-
-        yield show
-
-
 class StudyProgress:
-    """Progress of all runs of a study: one line where stderr is a terminal, otherwise an occasional line.
+    """Progress of all runs of a study: one line where stderr is a terminal, otherwise a line for each finished run.
 
     The time left is that of the runs so far, running ones in part, for those that remain: one that was finished before
     takes none.
@@ -122,7 +85,7 @@ class StudyProgress:
         self.console, self.quiet, self.runs = console, quiet, runs
         self.ended: dict[Path, str] = {}  # the kinds of the last events
         self.parts: dict[Path, float] = {}  # of running runs, what is done
-        self.began = self.last_line = time.monotonic()
+        self.began = time.monotonic()
         columns = (TextColumn("runs"), BarColumn(), TextColumn("{task.description}", markup=False))
         self.bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self.task = self.bar.add_task("")
@@ -150,13 +113,10 @@ class StudyProgress:
         done, state = len(self.ended) + sum(self.parts.values()), self.state()
         self.bar.update(self.task, total=self.runs, completed=done, description=state)
         finished = event.metrics if event.kind == "finished" else None
-        late = time.monotonic() - self.last_line >= _SECONDS_BETWEEN_LINES
-        if self.bar.disable and not self.quiet and (finished is not None or late):
-            self.last_line = time.monotonic()
-            if finished is not None:
-                score = finished.get("score")
-                state += f": {name} " + ("-" if score is None else f"{finished['metric']} {score_text(score)}")
-            self.console.print(state)
+        if finished is not None and self.bar.disable and not self.quiet:
+            score = finished.get("score")
+            scored = "-" if score is None else f"{finished['metric']} {score_text(score)}"
+            self.console.print(f"{state}: {name} {scored}")
 
     def state(self) -> str:
         """Describe the progress, such as "5 of 24, 1 failed, about 3 min left"."""

@@ -1,11 +1,15 @@
-"""`attendrop train`."""
+"""`attendrop compare`, `study` and `train`: what trains models."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import statistics
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,15 +20,24 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import (
     DEFAULT_METHOD,
     RunConfig,
+    checked,
     convert_option,
-    default_output_dir,
-    folder_of_run,
+    names,
+    partial_of,
     preset,
     read_run_file,
     read_yaml,
 )
+from attendrop.runs.run_folder import RUN
+from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
+from attendrop.studies.executor import LOCAL, RAY, REFERENCE, REPORTS, with_evaluation
 from attendrop.wording import counted, score_text
 
+_DATA = ui.Groups(
+    *ui.DATA,
+    eval_file=("Evaluation data. Default: part of the training data is held out.", ""),
+    test_fraction=("Instead of --eval-file: the fraction to hold out.", "0.25"),
+)
 _TRAINING = (
     *("start", "optimization", "length", "sample", "selection", "score", "logs", "checkpoints", "seed", "machine"),
 )
@@ -33,6 +46,111 @@ _IN_PLACE_OF = {
     **{"epochs": "max_steps", "shots": "max_train_samples", "max_train_samples": "shots"},
     **{"eval_file": "test_fraction", "test_fraction": "eval_file", "bf16": "fp16", "fp16": "bf16"},
 }
+
+
+@ui.app.command()
+@ui.with_run_options
+def compare(
+    *,
+    file: Annotated[str | None, ui.file_argument("--train-file")] = None,
+    data: Annotated[Mapping[str, Any], _DATA],
+    compared: Annotated[Mapping[str, Any], ui.Groups("methods", of=Comparison)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="METHOD.NAME=VALUE",
+            help="Option of a method, which is then not tuned. Repeat it with another value to compare both.",
+        ),
+    ] = None,
+    search: Annotated[Mapping[str, Any], ui.Groups("search", of=Comparison)],
+    training: Annotated[Mapping[str, Any], ui.Groups("sample", "score", "length", "start", "optimization")],
+    output: Annotated[Mapping[str, Any], ui.Groups("output", of=Comparison)],
+    workers: ui.Workers = None,
+    ray: ui.Ray = None,
+    machine: Annotated[Mapping[str, Any], ui.Groups("machine")],
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Find out what your data should be fine-tuned with.
+
+    Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
+    seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
+    """
+    train_file = ui.one_file(file, "--train-file", data.get("train_file"))
+    run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
+    named = names(compared.get("methods", ""))
+    values: dict[str, dict[str, list[str]]] = {}  # of options of each method, by name
+    for each in settings or []:
+        name, equals, value = (part.strip() for part in each.partition("="))
+        method, dot, option = name.partition(".")
+        if not (method and dot and option and equals and value):
+            example = f"{named[-1] if named else 'METHOD'}.p=0.3"
+            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {example}.")
+        values.setdefault(method, {}).setdefault(option, []).append(value)
+    search = {name: checked(Comparison, name, value) for name, value in search.items()}
+    run = with_evaluation(run | {"train_file": train_file})
+    config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
+    named = named or tuple(default_methods())
+    if absent := next((name for name in values if name not in named), None):
+        raise AttendropError(f"--set {absent}: method '{absent}' is not compared; add it to --methods.")
+    methods = [
+        MethodSetting(name, dict(zip(options, point, strict=True)))
+        for name in named
+        for options in [values.get(name, {})]
+        for point in product(*options.values())  # an option with several values makes a point of each
+    ]
+    comparison = Comparison(config=config, methods=methods, **search, **output)
+
+    from attendrop.cli.progress import StudyProgress
+    from attendrop.studies.compare import run_comparison
+
+    with ui.messages(quiet=quiet) as console, closing(StudyProgress(console, quiet=quiet)) as progress:
+        backend = LOCAL if ray is None else f"{RAY}{ray}"
+        outcome = run_comparison(
+            comparison, workers=workers, backend=backend, on_event=progress, on_plan=partial(setattr, progress, "runs")
+        )
+    ui.show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
+
+
+@ui.app.command()
+def study(
+    file: Annotated[str, ui.path_argument("YAML file of data, methods and seeds.", "FILE")],
+    output_dir: Annotated[str | None, typer.Option(help="Folder of the study.", show_default="runs/FILE")] = None,
+    workers: ui.Workers = None,
+    ray: ui.Ray = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
+    from attendrop.studies.study import default_folder, read_study, run_study
+
+    found = read_study(file, on_data=None if dry_run else partial(announce_files, quiet=True))
+
+    from attendrop.cli.progress import StudyProgress
+    from attendrop.studies.answer import method_label
+
+    if dry_run:
+        listed = [
+            {"setting": name, "method": method_label(spec.described()), "seed": spec.config.seed}
+            for name, specs in found.settings.items()
+            for spec in specs
+        ]
+        lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
+        ui.show(listed, "\n".join([*lines, f"{len(found.specs)} runs"]), quiet=quiet, as_json=as_json)
+        return
+    folder, runs = Path(output_dir or default_folder(file)), len(found.specs)
+    with ui.messages(quiet=quiet) as console, closing(StudyProgress(console, runs, quiet=quiet)) as progress:
+        backend = LOCAL if ray is None else f"{RAY}{ray}"
+        report = run_study(found, folder, file=file, workers=workers, backend=backend, on_event=progress)
+    text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
+    ui.show(report.as_dict(), text, quiet=quiet, as_json=as_json)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+# `attendrop train` ----------------------------------------------------------------------------------------------------
 
 
 @ui.app.command()
@@ -80,8 +198,12 @@ def train(
     train_file = ui.one_file(file, "--train-file", data.get("train_file"))
     line = {**data, **training, "train_file": train_file, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
-    if resume and config is not None and output_dir is None and (own := folder_of_run(config)) is not None:
-        line["output_dir"] = own  # the run that is to be resumed, not a new one in the default folder
+    if resume and config is not None and output_dir is None:  # the run that is to be resumed, not a new one elsewhere
+        own = Path(config).parent
+        if own.name.endswith(".partial"):
+            own = own.with_name(own.name.removeprefix(".").removesuffix(".partial"))
+        places = (own, partial_of(own), *own.glob("seed[0-9]*"), *own.glob(".seed[0-9]*.partial"))
+        line |= {"output_dir": str(own)} if any((place / RUN).is_file() for place in places) else {}
     run, seeds = _read_run(line, settings or [], options_file, config, preset_, partial(announce_files, quiet=quiet))
     if push_to_hub is not None and len(seeds) > 1:
         raise AttendropError("push-to-hub uploads one model; train with one seed, or use `attendrop push` afterwards.")
@@ -133,8 +255,7 @@ def _read_run(
         if isinstance(given, dict) and given.keys() == {"method", "options"}:
             if given["method"] != method:
                 raise AttendropError(
-                    f"The options file '{options_file}' is for method {given['method']!r}; add --method "
-                    f"{given['method']}, or name another file."
+                    f"The file '{options_file}' is for method {given['method']!r}; add --method {given['method']}."
                 )
             given = given["options"]
         if not isinstance(given, dict):
@@ -142,7 +263,11 @@ def _read_run(
         of_method |= {str(name).replace("-", "_"): value for name, value in given.items()}
     seeds = convert_option("--seed", "seed", line["seed"]) if "seed" in line else file.get("seed", [0])
     options |= {"options": of_method | ui.read_settings(settings), "seed": seeds[0]}
-    options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
+    data = options.get("task") or ""
+    if (train_file := options.get("train_file")) is not None:  # files of one name in different folders are different
+        place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
+        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
+    options.setdefault("output_dir", f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}")
     return RunConfig(**options, on_data=check), seeds
 
 

@@ -279,7 +279,7 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`, in place of labels; for a predicted number it is that number plus
+    :func:`attendrop.attribution.predictions.fix_target`, in place of labels; for a predicted number it is that number plus
     one, so that the attributed score, minus the squared error, rises with the prediction.
 
     The ``attribution`` is one of ``ATTRIBUTIONS``. Of the ``layers``, see

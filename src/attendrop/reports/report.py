@@ -26,9 +26,8 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.reports.figures import SCORES, Figure, make_figures
 from attendrop.reports.results import ReportedSetting, Results, ResultTable, make_result_table, read_results
-from attendrop.runs.run_folder import check_writable
 from attendrop.studies.answer import COLUMNS, OOD_COLUMNS, Answer, cells, cost, ends, name, number, signed
-from attendrop.support.files import finite, sha256, write_bytes, write_json
+from attendrop.support.files import check_writable, finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
 

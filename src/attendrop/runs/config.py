@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
-import hashlib
-import inspect
+import json
 import os
 import re
 import warnings
@@ -20,12 +19,11 @@ from dataclasses import MISSING, InitVar, asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, get_origin
 
 import yaml
 
-from attendrop.errors import AttendropError, check_choice, check_least, suggestion
-from attendrop.methods.core import options as of_methods
+from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.methods.core.options import (
     SWITCH,
     Range,
@@ -38,18 +36,8 @@ from attendrop.methods.core.options import (
     unit_interval,
 )
 from attendrop.support.files import MINILM
+from attendrop.tasks import table
 from attendrop.tasks.class_names import AUTO, check_texts
-from attendrop.tasks.table import (
-    GUESSED,
-    HUB,
-    LABEL_TYPES,
-    STDIN,
-    UNKNOWN_LABELS,
-    column_names,
-    default_columns,
-    files_of,
-    with_files,
-)
 from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
 
@@ -64,6 +52,7 @@ DEFAULT_TEST_FRACTION = 0.25
 OF_FILES = ("eval_file", "text_columns", "with_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*DATA, "data_dir", "model")
+_KINDS = table.LABEL_TYPES
 # Pairs of options of which one can be given, and why.
 _CONFLICTS = (
     ("test_fraction", "eval_file", "are both evaluation data"),
@@ -71,22 +60,11 @@ _CONFLICTS = (
     ("bf16", "fp16", "exclude each other"),
     ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
 )
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Declaration of options -----------------------------------------------------------------------------------------------
 
 
-def option(
-    default: Any,
-    group: str = "",
-    help: str = "",
-    allowed: Range | None = None,
-    *,
-    shown: str = "",
-    flags: Sequence[str] = (),
-    example: str = "",
-    listed: bool = False,
-) -> Any:
+def option(default: Any, group: str = "", help: str = "", allowed: Range | None = None, **more: Any) -> Any:
     """Declare an option.
 
     Args:
@@ -94,15 +72,15 @@ def option(
         group: Group of options on the command line; empty: commands declare it themselves.
         help: What ``--help`` says.
         allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
-        shown: What ``--help`` shows as the default; empty: the default itself.
-        flags: Names on the command line; empty: the option's own.
-        example: For a mapping, an example NAME=VALUE.
-        listed: Whether the command line and files take several values: a run for each.
+        more: ``shown``, what ``--help`` shows as the default, by default the default itself; ``flags``, names on the
+            command line, by default the option's own; of a mapping, an ``example`` NAME=VALUE; ``listed``, whether the
+            command line and files take several values: a run for each.
     """
-    if not shown and isinstance(default, int | float | str) and not isinstance(default, bool):
+    shown = ""
+    if isinstance(default, int | float | str) and not isinstance(default, bool):
         shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": tuple(flags)}
-    metadata |= {"example": example, "listed": listed}
+    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown}
+    metadata |= {"flags": (), "example": "", "listed": False, **more}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -140,15 +118,6 @@ def _path(name: str, value: Any) -> str:
     return re.sub(r"(^|,\s*)(~[^,/]*)", lambda found: found[1] + os.path.expanduser(found[2]), _text(name, value))
 
 
-def _joined(name: str, value: str | Sequence[str]) -> str:
-    return ",".join(filter(None, names(value)))
-
-
-def _seed(name: str, value: int) -> int:
-    check_least(name, value, 0, bits=32)
-    return value
-
-
 PATH = Range("", _path)
 FRACTION = unit_interval(zero=True)
 _OF_TYPE: dict[Any, Range] = {
@@ -162,14 +131,14 @@ _OF_TYPE: dict[Any, Range] = {
 
 @cache
 def declared(kind: Any) -> dict[str, Mapping[str, Any]]:
-    """Return what is declared of each option of a class, by name: the arguments of :func:`option`."""
-    return {field.name: field.metadata for field in dataclasses.fields(kind) if "group" in field.metadata}
-
-
-def allowed_values(kind: Any, name: str) -> Range:
-    """Return the allowed values of an option of a class besides None: those declared, or those of its type."""
-    (of_type,) = option_types(kind)[name] - {NoneType}
-    return declared(kind)[name]["range"] or _OF_TYPE[get_origin(of_type) or of_type]
+    """Return what :func:`option` declares of each option of a class, by name; ``range`` also if its type says it."""
+    found = dict[str, Mapping[str, Any]]()
+    for field in dataclasses.fields(kind):
+        if "group" in field.metadata:
+            (of_type,) = option_types(kind)[field.name] - {NoneType}
+            allowed = field.metadata["range"] or _OF_TYPE.get(get_origin(of_type) or of_type)
+            found[field.name] = {**field.metadata, "range": allowed}
+    return found
 
 
 def checked(kind: Any, name: str, value: Any) -> Any:
@@ -180,7 +149,7 @@ def checked(kind: Any, name: str, value: Any) -> Any:
     """
     found = read_option(kind, name, value)
     missing = found is None and NoneType in option_types(kind)[name]
-    return None if missing else allowed_values(kind, name).check(name, found)
+    return None if missing else declared(kind)[name]["range"].check(name, found)
 
 
 def check_fields(options: Any) -> None:
@@ -188,23 +157,6 @@ def check_fields(options: Any) -> None:
     kind: Any = type(options)
     for name in declared(kind):
         object.__setattr__(options, name, checked(kind, name, getattr(options, name)))
-
-
-def takes_options(*kinds: Any) -> Callable[[Function], Function]:
-    """Return a decorator that lists the options of classes in a signature, for ``help`` and notebooks.
-
-    They replace the function's ``**options``; its own parameters take precedence.
-    """
-
-    def decorate(function: Function) -> Function:
-        signature, listed = inspect.signature(function), dict[str, inspect.Parameter]()
-        for kind in kinds:
-            listed |= {name: inspect.signature(kind).parameters[name] for name in declared(kind)}
-        listed |= {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
-        function.__signature__ = signature.replace(parameters=[*listed.values()])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
 
 
 @dataclass(frozen=True)
@@ -224,13 +176,13 @@ class LoraOptions:
         AttendropError: An option is out of its range.
     """
 
-    r: int = of_methods.option(8, count())
-    alpha: float | None = of_methods.option(None, of_methods.optional(positive()))
-    dropout: float = of_methods.option(0.0, unit_interval(zero=True))
-    targets: str | None = of_methods.option(None, of_methods.optional(Range("names of layers", _joined)))
+    r: int = option(8)
+    alpha: float | None = option(None, allowed=positive())
+    dropout: float = option(0.0, allowed=FRACTION)
+    targets: str | None = option(None)
 
     def __post_init__(self) -> None:
-        of_methods.check_options(self)
+        check_fields(self)
         if self.alpha is None:
             object.__setattr__(self, "alpha", float(self.r))
 
@@ -242,7 +194,7 @@ class LoraOptions:
 class RunConfig:
     """Options of a training run.
 
-    Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.resolved_run`.
+    Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.data`.
     The optimizer is AdamW, with warmup over a tenth of the steps and linear decay to zero. Published settings are in
     :func:`preset`. Numbers and switches may be given as text.
 
@@ -284,7 +236,7 @@ class RunConfig:
     """For classes, labels and numbers. Splits are the same with and without them; a comparison also runs plain
     fine-tuning without them, and says whether they help."""
     label_type: str = option(
-        "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
+        "auto", "columns", f"Kind of task, by its labels: {', '.join(_KINDS[:-1])} or {_KINDS[-1]}."
     )
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
@@ -312,7 +264,7 @@ class RunConfig:
         None,
         "rows",
         "Labels of the eval file not in training: error, or count as wrong.",
-        choice(*UNKNOWN_LABELS),
+        choice(*table.UNKNOWN_LABELS),
         shown="error",
     )
     test_fraction: float = option(
@@ -374,11 +326,7 @@ class RunConfig:
     """Options of the method."""
     epochs: int | None = option(None, "optimization", "Number of epochs, instead of steps.")
     max_steps: int | None = option(
-        None,
-        "optimization",
-        "Number of training steps; overrides --epochs.",
-        count(0),
-        shown="by the number of rows",
+        None, "optimization", "Number of training steps; overrides --epochs.", count(0), shown="by the number of rows"
     )
     """Optimizer steps; for comparisons between methods that train on different numbers of rows. 0: only a head that
     starts from the frozen encoder."""
@@ -386,12 +334,7 @@ class RunConfig:
     """In a micro-batch."""
     eval_batch_size: int = option(64, "optimization")
     gradient_accumulation: int = option(1, "optimization", "Batches per step.")
-    learning_rate: float | None = option(
-        None,
-        "optimization",
-        allowed=positive(),
-        shown="by the size of the model",
-    )
+    learning_rate: float | None = option(None, "optimization", allowed=positive(), shown="by the size of the model")
     weight_decay: float = option(0.01, "optimization", allowed=positive(zero=True))
     schedule: str = option(
         "linear", "optimization", "linear, constant or cosine.", choice("linear", "constant", "cosine")
@@ -450,9 +393,7 @@ class RunConfig:
     """Where metrics are logged while the run trains."""
     logging_steps: int | None = option(None, "logs", "Number of steps between logs.")
     """None logs after each epoch."""
-    seed: int = option(
-        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", Range("0 or more", _seed), listed=True
-    )
+    seed: int = option(0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", count(0), listed=True)
     """Seed of the head's weights, the splits, the order of batches, and all dropout."""
     device: str = option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
     bf16: bool = option(False, "machine", "bfloat16 mixed precision.")
@@ -463,7 +404,7 @@ class RunConfig:
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         check_fields(self)
-        if self.task in LABEL_TYPES:  # it is a kind of rows
+        if self.task in _KINDS:  # it is a kind of rows
             if self.train_file is None:
                 raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
             if self.label_type not in ("auto", self.task):
@@ -493,9 +434,7 @@ class RunConfig:
         if self.rewarded_on == "eval" and self.train_file and not (self.eval_file or self.test_fraction):
             raise AttendropError("reward_data='eval' scores models on the eval-file during training; give one.")
         if self.rewarded_on == "eval" and self.accept is not None:
-            raise AttendropError(
-                "accept needs evaluation rows, which reward_data='eval' uses in training; omit one of the two."
-            )
+            raise AttendropError("reward_data='eval' uses the evaluation rows, which accept needs; omit one.")
 
     def _set(self, **options: Any) -> None:
         for name, value in options.items():
@@ -508,7 +447,7 @@ class RunConfig:
         refused = {
             "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
             "lists.": not has_task and not has_file,
-            f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+            f"With a train-file, task is the kind of its rows, one of {', '.join(_KINDS[1:])}, and not "
             f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
             "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
             "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
@@ -528,17 +467,17 @@ class RunConfig:
 
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
-        usual, label, label_type = default_columns(file)
+        usual, label, label_type = table.default_columns(file)
         self._set(text_columns=self.text_columns or usual)
         self._set(label_column=label if self.label_column is None else self.label_column)
         if self.label_type == "auto":
             self._set(label_type=label_type)
-        labelled, hint = self.label_column is not None or self.label_type not in GUESSED, ""
+        labelled, hint = self.label_column is not None or self.label_type not in table.GUESSED, ""
         if self.text_columns and labelled:
             return
-        if not file.startswith(HUB) and not any(each.exists() for each in files_of(file)):
+        if not file.startswith(table.HUB) and not any(each.exists() for each in table.files_of(file)):
             raise AttendropError(f"There is no file '{file}'.")
-        if self.label_type in GUESSED:
+        if self.label_type in table.GUESSED:
             from attendrop.tasks.inspection import inspect_files
 
             given = ("text_columns", "label_column", "label_type", "label_map")
@@ -553,7 +492,7 @@ class RunConfig:
             held = " and ".join(name for name in missing if missing[name])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the reader of the run warns
-                columns = names_of(column_names(file))
+                columns = names_of(table.column_names(file))
             hint = "" if labelled else hint
             raise AttendropError(f"It is not clear which columns of {file} hold {held}; name them, of {columns}.{hint}")
 
@@ -574,11 +513,6 @@ class RunConfig:
         """Rows on which models are scored during training."""
         return self.regularizer.rewarded_on()
 
-    @property
-    def label_names_file(self) -> str | None:
-        """The file of ``label_names``; None if it is no file."""
-        return self.label_names if self.label_names != AUTO else None
-
     def filled(self, **options: Any) -> RunConfig:
         """Return a copy with other values, unchecked; it has the same method object, unless this has other options."""
         found = copy.copy(self)
@@ -589,18 +523,8 @@ class RunConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options as JSON values."""
-        others = None if self.with_columns is None else list(self.with_columns)
-        lists = {"text_columns": list(self.text_columns), "with_columns": others}
-        return asdict(self) | lists | {"options": dict(self.options)}
-
-
-def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:
-    """Return the default folder of a run; custom files with the same name in different folders get different ones."""
-    data = task or ""
-    if train_file is not None:
-        place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
-        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
-    return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return found
 
 
 def refuse_options_of_files(options: Any, refused: Sequence[str] = OF_FILES) -> None:
@@ -658,7 +582,7 @@ class Source:
             raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
         if self.task is not None:
             refuse_options_of_files(self)
-        if self.input_format is not None and self.file != STDIN:
+        if self.input_format is not None and self.file != table.STDIN:
             raise AttendropError("input-format is for standard input (-); omit it for a file, whose extension says it.")
         if self.skipped_file is not None and not self.skip_bad_rows:
             raise AttendropError("skipped-file is for skip-bad-rows; omit it, or add skip-bad-rows.")
@@ -671,16 +595,16 @@ class Source:
         They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
         otherwise.
         """
-        texts, label, _ = default_columns(f"x.{self.input_format}" if file == STDIN else file)
+        texts, label, _ = table.default_columns(f"x.{self.input_format}" if file == table.STDIN else file)
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
-        if texts and default_columns(trained.get("train_file"))[0] != texts:
+        if texts and table.default_columns(trained.get("train_file"))[0] != texts:
             as_trained, trained_label = (), None  # files of this format have their own columns
         columns = self.text_columns or as_trained or texts
         named = (name for name in (self.label_column, trained_label, label) if name is not None)  # "" is a name, too
         found = next(named, None) if labelled else None
         if columns and (found is not None or not labelled):
             return columns, found
-        of_file = "" if file == STDIN else f" of {names_of(column_names(file))}"
+        of_file = "" if file == table.STDIN else f" of {names_of(table.column_names(file))}"
         if not columns:
             raise AttendropError(f"No text-columns are given; give some, comma-separated{of_file}.")
         raise AttendropError(f"No label-column is given; give one{of_file}.")
@@ -774,15 +698,15 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     for name in PATHS:
         value = found.get(name)
-        if value not in (None, MINILM, AUTO) and all(file.exists() for file in files_of(value)):
-            found[name] = with_files(value, os.path.abspath)
+        if value not in (None, MINILM, AUTO) and all(file.exists() for file in table.files_of(value)):
+            found[name] = table.with_files(value, os.path.abspath)
     return found
 
 
 def by_content(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that distinguish a run from others with the same data, regardless of file locations."""
-    named = {name: with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
-    return {name: value for name, value in options.items() if name != "data_dir"} | named
+    """Return the options that distinguish a run from others with the same data, regardless of folders."""
+    named = {name: table.with_files(value, lambda file: file.name) for name in DATA if (value := options.get(name))}
+    return {name: value for name, value in options.items() if name not in ("data_dir", "output_dir")} | named
 
 
 def partial_of(folder: Path) -> Path:
@@ -791,32 +715,13 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
-def folder_of_run(config: str) -> str | None:
-    """Return the output folder of the run, or runs of several seeds, that wrote a config file; None if none did."""
-    folder = Path(config).parent
-    if folder.name.endswith(".partial"):
-        return str(folder.with_name(folder.name.removeprefix(".").removesuffix(".partial")))
-    of_seeds = (*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*"))
-    of_one = any((place / "run.json").is_file() for place in (folder, partial_of(folder)))
-    return str(folder) if of_one or of_seeds else None
-
-
 PRESETS = ("paper",)
 # The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
 # stop sooner). Among the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle
 # and the first; the best epoch is chosen on the development set.
-_PAPER = {
-    "learning_rate": 2e-5,
-    "batch_size": 16,
-    "schedule": "constant",
-    "warmup": 0.0,
-    "weight_decay": 0.01,
-    "epochs": 50,
-    "patience": 5,
-    "protocol": "paper",
-    "pooling": "cls",
-    "head_init": "random",
-}
+_PAPER: dict[str, Any] = {"learning_rate": 2e-5, "batch_size": 16, "schedule": "constant", "warmup": 0.0}
+_PAPER |= {"weight_decay": 0.01, "epochs": 50, "patience": 5, "protocol": "paper", "pooling": "cls"}
+_PAPER |= {"head_init": "random"}
 _PAPER_BY_TASK: dict[str, dict[str, Any]] = {
     "cola": {"max_length": 47},
     "rte": {"max_length": 128},

@@ -1,50 +1,59 @@
-"""Loading, splitting and encoding of the data of a run, and the report on them before training."""
+"""Data of a run: loading, splitting, encoding, the report on them, and the options that follow from them.
+
+All constants of the recipe for small data are here: enough optimizer steps that plain fine-tuning fits the training
+rows, at a learning rate that a head which starts from the frozen encoder survives.
+
+Runs of one process may share results, such as the frozen encoder's features of the same evaluation rows: not until a
+process that performs many of them asks for it (:func:`share_results`). A key holds everything that a result depends on,
+so that a run with shared results ends with the same scores, bit for bit.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from datasets import Dataset, concatenate_datasets
-from transformers import PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
-from attendrop.runs.result_cache import cached
+from attendrop.runs.model_loading import default_pooling, load_config, refuse_untrainable
+from attendrop.runs.run_folder import number_of_processes
 from attendrop.support.files import known_sha256
+from attendrop.tasks import class_names
 from attendrop.tasks.base import Task, TaskData, encode, with_others
-from attendrop.tasks.class_names import (
-    check_texts,
-    counted_names,
-    in_words,
-    read_label_names,
-    read_unlabelled,
-    same_text,
-    telling_names,
-    why_no_rows,
-)
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
 from attendrop.tasks.metrics import data_digest, with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
-from attendrop.tasks.tokenization import (
-    HEAD,
-    HEAD_TAIL,
-    WINDOWS,
-    columns_of,
-    of_documents,
-    texts_of,
-    unknown_rows,
-)
+from attendrop.tasks.tokenization import LONG_TEXTS, columns_of, of_documents, texts_of, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
+BATCH_SIZE = 16
+# Bounds on epochs and steps for small and large data sets.
+EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 10, 240, 1200, 3
+# Learning rates by the largest hidden size that they are for.
+LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
+# For adapters, which take higher rates: Hu et al. (2022) tune RoBERTa-base with 4e-4 to 5e-4, large with 2e-4 to 4e-4.
+LORA_FACTOR = 10
+# Fraction of rows to hold out if a selection split is requested, or there is no other set to score on.
+SELECTION_FRACTION = 0.1
+# Options that the recipe may decide.
+DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_init", "selection_fraction", "refit")
 # Options by which files are read, with the same names for :func:`load_files`.
 _READ_BY = (
     *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "ood_column"),
@@ -56,7 +65,7 @@ _TEST_SEED = 0
 OOD_FRACTION = 0.25
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"
-_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
+_TREATED = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), strict=True))
 # Parts on which the model that is kept has no score.
 _UNSCORED = ("train", "reward")
 # Up to this many classes are listed in tables, and named in warnings.
@@ -69,6 +78,13 @@ ALIKE = 0.15
 # Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
 _MANY_CLASSES, _FEW_ROWS = 20, 20
 _FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
+
+
+# The results that are shared, by key, with their sizes in bytes, the one that was used least recently first; None where
+# nothing is shared.
+_results: OrderedDict[str, tuple[Any, int]] | None = None
+MOST_BYTES = 256 * 2**20  # that are kept
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -102,12 +118,12 @@ class Parts:
     def trained_on(self, label_names: str | None) -> str:
         """Count the training rows in words, given the option: "385 rows and 77 names of classes"."""
         rows = counted(len(self.train) - self.names, "row")
-        return f"{rows} and {counted_names(self.names, label_names)}" if self.names else rows
+        return f"{rows} and {class_names.counted_names(self.names, label_names)}" if self.names else rows
 
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
-    files = data_files(config)
+    named = (config.task, config.data_dir, config.train_file, config.eval_file)
     options = {name: getattr(config, name) for name in _READ_BY}
 
     def load() -> TaskData:
@@ -116,18 +132,12 @@ def load_data(config: RunConfig) -> TaskData:
         assert config.train_file is not None
         return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
 
-    if files and all(file.exists() for file in files):
-        data = cached(
-            lambda: [
-                *(config.task, config.data_dir, config.train_file, config.eval_file),
-                *([[str(file), digest(file)] for file in files], options),
-            ],
-            load,
-            lambda data: sum(split.data.nbytes for split in data.splits.values()),
-            kind="data",
-        )
-    else:
-        data = load()
+    data = cached(
+        lambda: [*named, [[str(file), known_sha256(file)] for file in data_files(config) if file.is_file()], options],
+        load,
+        lambda data: sum(split.data.nbytes for split in data.splits.values()),
+        kind="data",
+    )
     task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
@@ -135,7 +145,8 @@ def load_data(config: RunConfig) -> TaskData:
 def data_files(config: RunConfig) -> list[Path]:
     """List the files of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
-        named = (config.train_file, config.eval_file, config.label_map, config.label_names_file, config.unlabelled)
+        names = None if config.label_names == class_names.AUTO else config.label_names
+        named = (config.train_file, config.eval_file, config.label_map, names, config.unlabelled)
         return [file for name in named if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
@@ -143,17 +154,11 @@ def data_files(config: RunConfig) -> list[Path]:
         return []
 
 
-def digest(path: Path) -> str:
-    """Compute the SHA-256 of a file; empty if there is none."""
-    return known_sha256(path) if path.is_file() else ""
-
-
 def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows.
 
     Names of classes are added to the training rows last, and other columns put in front of texts, so that they change
-    none of these. Unlabelled texts are none
-    of the training file's rows that are drawn.
+    none of these. Unlabelled texts are none of the training file's rows that are drawn.
     """
     rows, task, task_type, shifted = data.splits["train"], data.task, data.task.type, {}
     given = len(rows)
@@ -202,7 +207,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     drawn = [part for name, part in parts.named.items() if name not in report]
     known, scored = ([text for part in some for (text,) in task_type.texts(part)] for some in (drawn, report.values()))
     column, skip = config.text_columns[0], config.skip_bad_rows
-    found, numbers = read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
+    found, numbers = class_names.read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
     return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
 
@@ -211,20 +216,20 @@ def _names(
     config: RunConfig, task: Task, rows: int, held_out: Sequence[Dataset]
 ) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
     """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
-    task_type, file = task.type, config.label_names_file
+    task_type, file = task.type, None if config.label_names == class_names.AUTO else config.label_names
     of_data = (config.task, task_type.label_type, len(task.text_columns))
-    reason = check_texts(config.label_names, config.unlabelled, *of_data)
-    if reason or config.label_names is None or (file is None and why_no_rows(task_type.label_names, rows)):
+    reason = class_names.check_texts(config.label_names, config.unlabelled, *of_data)
+    if reason or config.label_names is None or (file is None and class_names.why_no_rows(task_type.label_names, rows)):
         return [], ()
     found: list[tuple[str, Any]]
     if file is None:
-        names = telling_names(task_type.label_names)
-        found = [(in_words(name), task_type.label_of([name])) for name in names]
+        names = class_names.telling_names(task_type.label_names)
+        found = [(class_names.in_words(name), task_type.label_of([name])) for name in names]
     else:
-        found = read_label_names(file, replace(task_type, unknown_names=()))
-    scored = {same_text(text) for part in held_out for (text,) in task_type.texts(part)}
-    left_out = tuple(text for text, _ in found if same_text(text) in scored)
-    return [(text, label) for text, label in found if same_text(text) not in scored], left_out
+        found = class_names.read_label_names(file, replace(task_type, unknown_names=()))
+    scored = {class_names.same_text(text) for part in held_out for (text,) in task_type.texts(part)}
+    left_out = tuple(text for text, _ in found if class_names.same_text(text) in scored)
+    return [(text, label) for text, label in found if class_names.same_text(text) not in scored], left_out
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
@@ -280,8 +285,7 @@ def data_report(
         }
         if described[name]["unknown"] == len(rows):
             raise AttendropError(
-                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
-                "language, or one with its own tokenizer."
+                f"None of the {len(rows)} rows of {name} has a token that the model knows; use one of their language."
             )
         if task_type.unknown_names:
             described[name]["unknown_labels"] = task_type.unknown_counts(rows["label"][:])
@@ -293,9 +297,10 @@ def data_report(
         labels_of[text].append(label)
     several = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
     conflicts: dict[str, Any] = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
-    for text, given in list(several.items())[:1]:
+    if several:
+        text, given = next(iter(several.items()))
         names = dict.fromkeys(task_type.shown_label(label) for label in sorted(given, key=str))
-        shown = " | ".join(task_type.texts(parts.train.select([texts["train"].index(text)]))[0])
+        shown = " | ".join(text)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         conflicts["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
     classes = task_type.label_names[: task_type.num_classes]
@@ -315,55 +320,37 @@ def data_report(
 
 
 def report_table(report: dict[str, Any], task_type: TaskType) -> str:
-    """Format the report as a table with a column for each part."""
-    parts = report["parts"]
-    lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
-    lines += label_lines(list(parts.values()))
-    cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
+    """Format the report as a table with a column for each part.
+
+    Its lines on labels depend on what :meth:`TaskType.describe_labels` says of them; of more than 12 classes, one line
+    has the smallest and the largest number of rows.
+    """
+    parts = list(report["parts"].values())
+    first = parts[0]
+    lines = [["", *report["parts"]], ["rows", *(str(part["rows"]) for part in parts)]]
+    kind = next((kind for kind in ("entities", "tags", "classes", "labels") if kind in first), None)
+    of_words = kind is not None and "words" in first
+    if "numbers" in first:
+        lines.append(["numbers", *("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)])
+        lines.append(["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)])
+    elif "choices" in first:
+        forms = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
+        lines.append(["choices", *(form.format(**part["choices"]) for form, part in zip(forms, parts, strict=True))])
+        for name in max((part["correct"] for part in parts), key=len):
+            lines.append([f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)])
+    elif kind is None:
+        lines.append(["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)])
+    else:
+        lines += [["words", *(str(part["words"]) for part in parts)]] if of_words else []
+        if len(first[kind]) <= _MOST_LISTED:
+            lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
+        else:
+            title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
+            lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
+        lines += [["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else []
+    cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts)
     lines.append([f"over {report['max_length']} tokens, {_TREATED[report['long_texts']]}", *cut])
     return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
-
-
-def label_lines(parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the lines of a table of labels: a title, and a cell for each result of :meth:`TaskType.describe_labels`.
-
-    Of more than 12 classes, one line has the smallest and the largest number of rows.
-    """
-    first = parts[0]
-    if "numbers" in first:
-        ranges = ("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)
-        return [["numbers", *ranges], ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)]]
-    if "choices" in first:
-        forms = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
-        counts = ["choices", *(form.format(**part["choices"]) for form, part in zip(forms, parts, strict=True))]
-        names = max((part["correct"] for part in parts), key=len)
-        correct = [[f"  {name} is correct", *(str(part["correct"].get(name, 0)) for part in parts)] for name in names]
-        return [counts, *correct]
-    kind = next((kind for kind in ("entities", "tags", "classes", "labels") if kind in first), None)
-    if kind is None:  # translations
-        return [["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
-    of_words = "words" in first
-    lines = [["words", *(str(part["words"]) for part in parts)]] if of_words else []
-    if len(first[kind]) <= _MOST_LISTED:
-        lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
-    else:
-        title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
-        lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
-    return lines + ([["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else [])
-
-
-def label_warnings(train: Mapping[str, Any], scored: Sequence[Mapping[str, Any]] = ()) -> Iterator[str]:
-    """Yield warnings about named labels, given the :meth:`TaskType.describe_labels` of training and of scored rows."""
-    for kind in {"classes", "labels", "tags"} & train.keys():
-        missing = [name for name, count in train[kind].items() if count == 0]
-        found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
-        if scored:  # a class of a single row is never held out
-            single = [name for name, count in train[kind].items() if count == 1]
-            unscored = [name for name in single if not any(part[kind][name] for part in scored)]
-            found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
-        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
-        if kind == "classes" and (joined := joined_labels(train[kind])):
-            yield f"The class {joined}."
 
 
 def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str]:
@@ -376,7 +363,17 @@ def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str
         pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
         more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
         yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
-    yield from label_warnings(parts["train"], [part for name, part in parts.items() if name not in _UNSCORED])
+    train, scored = parts["train"], [part for name, part in parts.items() if name not in _UNSCORED]
+    for kind in {"classes", "labels", "tags"} & train.keys():
+        missing = [name for name, count in train[kind].items() if count == 0]
+        found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
+        if scored:  # a class of a single row is never held out
+            single = [name for name, count in train[kind].items() if count == 1]
+            unscored = [name for name in single if not any(part[kind][name] for part in scored)]
+            found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
+        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
+        if kind == "classes" and (joined := joined_labels(train[kind])):
+            yield f"The class {joined}."
     for name, part in parts.items():
         if unknown := part.get("unknown_labels"):
             lacking = f"{counted(sum(unknown.values()), 'label')} of {name} not in train"
@@ -407,3 +404,145 @@ def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str
     for name, part in parts.items():
         if part["unknown"]:
             yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
+
+
+# What runs share -----------------------------------------------------------------------------------------------------
+
+
+def share_results(shared: bool = True) -> None:
+    """Share results between the runs of this process from now on; or forget them, and share none any longer."""
+    global _results
+    _results = (OrderedDict() if _results is None else _results) if shared else None
+
+
+def cached(
+    key: Callable[[], Any], compute: Callable[[], Result], size: Callable[[Result], int], *, kind: str
+) -> Result:
+    """Return a result that this process has computed before, or compute it; nobody may change it afterwards.
+
+    ``key`` returns everything that the result depends on, as JSON values; it is called only where results are shared.
+    ``size`` returns the size of a result in bytes; ``kind`` names the computation.
+    """
+    if _results is None:
+        return compute()
+    digest = hashlib.sha256(json.dumps([kind, key()], sort_keys=True).encode()).hexdigest()
+    result, needed = _results.pop(digest, None) or ((found := compute()), size(found))
+    if needed <= MOST_BYTES:
+        _results[digest] = result, needed  # as the newest
+    while sum(kept for _, kept in _results.values()) > MOST_BYTES:
+        _results.popitem(last=False)
+    return result
+
+
+def digest_of_model(model: nn.Module, *, without: nn.Module | None = None) -> str:
+    """Hash the class, the configuration and the weights of a model, except those of one of its modules."""
+    left_out = set() if without is None else {id(tensor) for tensor in without.parameters()}
+    digest = hashlib.sha256(f"{type(model).__name__} {getattr(model, 'config', None)}".encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) not in left_out:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# What follows from rows and model -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """Run with resolved options, which are read only here."""
+
+    config: RunConfig  # the options, all decided except the start of the head, which depends on the model
+    given: RunConfig  # the options as they were given
+    data: TaskData  # the task with all its rows
+    parts: Parts  # the splits of the run, not encoded
+
+    @property
+    def method(self) -> Method:
+        """Method with its options."""
+        return self.config.regularizer
+
+    @property
+    def task(self) -> Task:
+        """Task of the run."""
+        return self.data.task
+
+    @property
+    def chooses_epoch(self) -> bool:
+        """Whether the best epoch is kept (if a selection split was requested) instead of the last."""
+        if self.parts.selection is None:
+            return False
+        asked = bool(self.given.selection_fraction) or self.given.patience is not None
+        return asked or self.config.protocol == "paper"
+
+    def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
+        """Return the run on all training rows, including those held out here, for as many epochs or ``max_steps``."""
+        steps = {} if max_steps is None else {"max_steps": max_steps}
+        config = self.config.filled(selection_fraction=0.0, refit=False, patience=None, **steps)
+        return ResolvedRun(config, config, self.data, divide(config, self.data))
+
+
+def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
+    """Resolve the options of a run: build its method, load and split its data, and apply the recipe.
+
+    - Rows are held out only if something needs them: a choice of the epoch that was asked for, calibration, or a score
+      if there are no evaluation rows. Finally the model is also trained on them, unless there is no step to take.
+    - A step has 16 rows. Steps are 10 epochs, but at least 240 and at most 1,200; for large sets, 3 epochs if that is
+      more.
+    - The learning rate falls with the model's hidden size, see ``LEARNING_RATES``. An adapter's is ten times that.
+    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None if
+      the model offers no choice.
+
+    ``decided`` are the options of a run that is resumed as they were decided when it began.
+    """
+    data = load_data(config)
+    task_type, found = data.task.type, config.filled(**(decided or {}))
+    if asked := [name for name in ("calibrate", "accept") if getattr(config, name) and not task_type.num_classes]:
+        raise AttendropError(f"{asked[0]} is for one class a row; the labels are {task_type.labels_are}: omit it.")
+    if config.accept is not None and "dev" not in data.splits and not config.test_fraction:
+        raise AttendropError("accept needs evaluation rows, and this task has none; give your own file.")
+    # The rows.
+    holds_out, fraction, refit = found.protocol == "held-out", found.selection_fraction, found.refit
+    if fraction is None:
+        has_eval_rows = "dev" in data.splits or config.test_fraction
+        needed = found.patience is not None or refit or found.calibrate or not has_eval_rows
+        fraction = SELECTION_FRACTION if needed and holds_out else 0.0
+    if refit is None:
+        refit = fraction > 0 and holds_out and found.max_steps != 0
+    found = found.filled(selection_fraction=fraction, refit=refit, batch_size=found.batch_size or BATCH_SIZE)
+    parts = divide(found, data)
+    # The steps do not depend on the method, so that methods that hold rows out are compared over the same steps.
+    held_out = parts.selection if holds_out else None
+    rewards = parts.reward if found.rewarded_on == "split" else None
+    rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
+    # The training.
+    refuse_untrainable(config.model)
+    assert found.batch_size is not None
+    if found.epochs is None and found.max_steps is None:
+        in_step = found.batch_size * found.gradient_accumulation * number_of_processes()
+        found = found.filled(max_steps=steps(rows, in_step))
+    if not task_type.one_vector:
+        if found.pooling == "mean":
+            raise AttendropError("pooling 'mean' is for tasks with one prediction for a whole text; omit it here.")
+        found = found.filled(pooling=None)
+    elif found.pooling == "auto":
+        found = found.filled(pooling=default_pooling(config.model))
+    if found.learning_rate is None:
+        rate = learning_rate(load_config(config.model))
+        found = found.filled(learning_rate=rate if config.lora is None else rate * LORA_FACTOR)
+    method = found.regularizer.for_data(len(task_type.strata), rows)
+    if method != found.regularizer:
+        found = found.filled(options=method.options())
+    return ResolvedRun(found, config, data, parts)
+
+
+def steps(rows: int, batch_size: int) -> int:
+    """Return the number of optimizer steps for a number of rows, ``batch_size`` of them in a step."""
+    of_small = min(max(math.ceil(EPOCHS * rows / BATCH_SIZE), LEAST_STEPS), MOST_STEPS)
+    return max(of_small, math.ceil(LEAST_EPOCHS * rows / batch_size))
+
+
+def learning_rate(config: PreTrainedConfig) -> float:
+    """Return the learning rate for a model, given its configuration."""
+    size = getattr(config.get_text_config(), "hidden_size", 0)
+    return next(rate for largest, rate in LEARNING_RATES if size <= largest)

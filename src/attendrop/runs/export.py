@@ -19,15 +19,8 @@ from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
 from attendrop.pruning.pruned_model import is_pruned, stock_config
 from attendrop.pruning.selection import Array, paired_difference
+from attendrop.runs import run_folder
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
-from attendrop.runs.run_folder import (
-    check_finished,
-    check_keeps_model,
-    check_whole,
-    input_files,
-    is_baseline,
-    read_run,
-)
 from attendrop.support.files import check_output, disk_errors, refuse_links, share_permissions
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
 
@@ -55,15 +48,11 @@ def export_run(
 ) -> dict[str, Any]:
     """Export the model of a finished run to a file, with its tokenizer and ``config.json``.
 
-    Args:
-        run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
-        output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
-            folder only this file is written, since the others are there.
-        format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
-        quantize: ``"int8"``, for ONNX. The loss in score is measured on the reported rows of the run, otherwise on its
-            selection split; None if there are no data.
-        overwrite: Replace existing files.
-        data_dir: Folder of the run's task, if it was moved.
+    The folder may also be of a pruned model, or any that transformers saved. ``output`` is the file; without an
+    extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own folder only this file is written,
+    since the others are there. ``format`` is "onnx", which is checked against the model
+    (:func:`attendrop.export_onnx`), or "torch". With ``quantize``, "int8", for ONNX, the loss in score is measured on
+    the reported rows of the run, otherwise on its selection split; ``data_dir`` is where its task was moved to.
 
     Returns:
         ``model, format, output, bytes``; for ONNX ``difference`` (of a logit from the model's on example inputs), and
@@ -81,12 +70,10 @@ def export_run(
     if target.suffix in {Path(name).suffix for name in FORMATS.values()} - {suffix}:
         raise AttendropError(f"'{output}' is the name of another format; name it {suffix}, or a folder.")
     target = target / FORMATS[format] if target.is_dir() or target.suffix != suffix else target
-    above = target.parent if target.parent.is_dir() else target.parent.absolute().parent
-    if not above.is_dir() or target.is_dir() or target.parent.is_file():
-        raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
-    check_output(target, input_files(Path(run_dir)), overwrite=overwrite)
+    above = next(place for place in target.absolute().parents if place.is_dir())
+    check_output(target, run_folder.input_files(Path(run_dir)), overwrite=overwrite)
     run = load_run(run_dir)
-    if is_baseline(run_dir):
+    if run_folder.is_baseline(run_dir):
         raise AttendropError(f"The model in '{run_dir}' is a baseline without attention, not a transformer.")
     run.task_type.refuse("export")
     model: Any = run.model
@@ -94,7 +81,7 @@ def export_run(
     with disk_errors(target), tempfile.TemporaryDirectory(dir=above, prefix=".export-") as name:
         file = Path(name) / target.name
         if target.parent.resolve() != Path(run_dir).resolve():
-            if is_pruned(target.parent) or read_run(target.parent) is not None:
+            if is_pruned(target.parent) or run_folder.read_run(target.parent) is not None:
                 raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
             run.tokenizer.save_pretrained(name)
             stock_config(model.config).save_pretrained(name)
@@ -115,11 +102,8 @@ def export_run(
         for path in Path(name).iterdir() if not overwrite else ():
             there = target.parent / path.name
             if path.name != target.name and there.exists() and there.read_bytes() != path.read_bytes():
-                raise AttendropError(
-                    f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
-                    "replaces it."
-                )
-        target.parent.mkdir(exist_ok=True)
+                raise AttendropError(f"'{there}' belongs to another model; name a file in a folder of its own.")
+        target.parent.mkdir(parents=True, exist_ok=True)
         for path in Path(name).iterdir():
             path.replace(target.parent / path.name)
     return found | {"bytes": target.stat().st_size}
@@ -170,12 +154,12 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
         AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is
             logged in, or the hub refuses or is not reached.
     """
-    check_finished(run_dir)
+    run_folder.check_finished(run_dir)
     folder = Path(run_dir)
-    if is_baseline(folder):
+    if run_folder.is_baseline(folder):
         raise AttendropError(f"'{run_dir}' is a baseline, which transformers cannot load; copy its folder instead.")
-    check_whole(folder)
-    check_keeps_model(run_dir)
+    run_folder.check_whole(folder)
+    run_folder.check_keeps_model(run_dir)
     refuse_links(folder)
     files = sorted(filter(_UPLOADED.fullmatch, os.listdir(folder)))
     api = HfApi()

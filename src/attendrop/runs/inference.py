@@ -1,40 +1,46 @@
-"""Finished runs: their model and their rows, and one loop over rows that are evaluated or predicted in chunks."""
+"""Finished runs: their model and their rows, and one loop over rows that are evaluated or predicted in chunks.
+
+Rows pass a model in batches of similar length. Baselines are models without fine-tuning: a linear model on TF-IDF or on
+a frozen encoder, or a constant prediction. Their folders are those of runs, with ``baseline.json`` (the head with its
+classes, and the vocabularies) and ``baseline.safetensors`` (the linear model) instead of a model of transformers, which
+refuses such a folder.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, concatenate_datasets
+from safetensors.numpy import load_file, save_file
+from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch.nn import functional
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.pruning.selection import Array, Predictions
+from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack_layers
+from attendrop.pruning.selection import Predictions
+from attendrop.randomness.device_path import on_cpu
+from attendrop.runs import run_folder
 from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
-from attendrop.runs.data import divide, fingerprint, load_data
+from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import BaselineModel, load_baseline, predict_outputs, to_fastest_form
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import (
-    CHUNK_ROWS,
-    check_finished,
-    check_keeps_model,
-    input_files,
-    is_baseline,
-    read_finished,
-    read_metrics,
-    read_run,
-    run_options,
-)
-from attendrop.support.files import check_output
+from attendrop.runs.run_folder import CHUNK_ROWS
+from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
@@ -43,13 +49,239 @@ from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping,
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, fit_tokenizer, unknown_rows
-from attendrop.tasks.types.base import TaskType
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, document_means, fit_tokenizer, unknown_rows
+from attendrop.tasks.types.base import Array, TaskType, row_array
+from attendrop.tasks.types.model_classes import MODELING_FILE
 from attendrop.wording import counted
 
-# Called with the number of rows done, and the number of all rows (None if unknown).
-OnProgress = Callable[[int, int | None], None]
+_SECONDS_BETWEEN_LINES = 10.0  # of progress
+_WEIGHTS = "baseline.safetensors"
+# Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
+_WORD = re.compile(r"\w")
+_TERMS: tuple[dict[str, Any], ...] = (
+    {"token_pattern": r"\w+", "ngram_range": (1, 2)},
+    {"analyzer": "char_wb", "ngram_range": (2, 5)},
+)
 logger = logging.getLogger(__name__)
+
+
+# Passes over rows -----------------------------------------------------------------------------------------------------
+
+
+def to_fastest_form(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, device: torch.device, *, bf16: bool
+) -> None:
+    """Convert a model to the form that predicts fastest on a device, in place; afterwards, it only predicts.
+
+    Models with a fast form are converted, where a benchmark shows that it pays; others stay as they are.
+
+    - Without padding, on a CPU, but for DeBERTa: 1.1 to 2.0 times as fast on rows grouped by length
+      (benchmarks/NOTES.md). A GPU waits for kernels to be launched, of which leaving out padding needs more: 0.86 to
+      0.97 (benchmarks/RESULTS_GPU.md).
+    - In bfloat16, if the run was trained so (``bf16``) and the device has units for it: the same kernels on half the
+      bytes. With AMX that is 2.7 to 3.9 times as fast; GPUs were not timed. Buffers, such as rotary frequencies, keep
+      their dtype.
+    """
+    if not has_fast_form(model):
+        return
+    # Where bfloat16 is emulated, float32 is faster.
+    has_units = device.type == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    has_units |= device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if bf16 := bf16 and has_units:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    family, packed = family_of(model), any(isinstance(module, PackedLayer) for module in model.modules())
+    readable = not family.pads_right or tokenizer.padding_side == "right"
+    if unpadded := on_cpu(device) and readable and not packed and not family.relative_positions:
+        pack_layers(model)
+        model.train(mode=False)  # also the new layers
+    if chosen := ["without padding"] * unpadded + ["in bfloat16, as in training"] * bf16:
+        logger.info("Predicting %s.", ", ".join(chosen))
+
+
+def predict_outputs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task_type: TaskType,
+    encoded: Mapping[str, list[Any]],
+    batch_size: int,
+    device: str,
+    *,
+    predict: Callable[[dict[str, Tensor]], Array] | None = None,
+) -> Array:
+    """Compute a model's outputs for encoded rows, one per row of the data, such as logits ``(rows, classes)``.
+
+    The model is moved to the device. ``predict`` computes the outputs of a batch in place of the model, such as an
+    exported file.
+    """
+    model.to(compute_device(device)).eval()  # type: ignore[arg-type]
+    compute, concatenate = predict or partial(task_type.predict, model), task_type.concatenate
+    raw = over_rows(compute, model, tokenizer, task_type, encoded, batch_size, concatenate=concatenate)
+    return task_type.row_outputs(raw, encoded, tokenizer)
+
+
+def over_rows(
+    compute: Callable[[dict[str, Tensor]], Array],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task_type: TaskType,
+    encoded: Mapping[str, list[Any]],
+    batch_size: int,
+    *,
+    concatenate: Callable[[Sequence[Array]], Array] = np.concatenate,
+) -> Array:
+    """Compute something for batches of rows of similar length, the longest first, without gradients.
+
+    So batches have little padding. The values are in the order of the rows.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    read = [*tokenizer.model_input_names, *(["labels"] if task_type.generates else [])]
+    columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
+    order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
+    collate, found = task_type.collator(tokenizer), []
+    with torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            batch = collate([{name: values[row] for name, values in columns.items()} for row in rows])
+            found.append(compute({name: value.to(model.device) for name, value in batch.items()}))
+    return concatenate(found)[np.argsort(order)]
+
+
+def unit_means(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Average hidden states ``(batch, n, hidden)`` over the tokens of each row, and scale the mean to length 1."""
+    mask = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
+    mean = (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return functional.normalize(mean, dim=-1)
+
+
+def frozen_features(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task_type: TaskType,
+    encoded: Mapping[str, list[Any]],
+    batch_size: int,
+    device: str,
+) -> Array:
+    """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
+
+    Special tokens count; padding does not: the sentence embedding of Reimers and Gurevych (2019). In a model with an
+    encoder and a decoder, the encoder is read. Returns unit vectors ``(rows, hidden)`` in float32, in the order of the
+    rows; zeros for a row without tokens. Raises AttendropError if the encoder has no vector for each token.
+    """
+    model.to(compute_device(device)).eval()  # type: ignore[arg-type]
+    encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+
+    def means(batch: dict[str, Tensor]) -> Array:
+        hidden = encoder(**batch).last_hidden_state.float()
+        if hidden.ndim != 3:
+            raise AttendropError(f"{type(encoder).__name__} has no vectors of tokens or patches to average.")
+        units: Array = unit_means(hidden, batch.get("attention_mask")).cpu().numpy()
+        return units
+
+    return over_rows(means, encoder, tokenizer, task_type, encoded, batch_size)
+
+
+# Baselines -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BaselineModel:
+    """Model of a baseline: a linear model of features, or without ``weight`` one answer for all rows."""
+
+    name: str
+    task_type: TaskType
+    tokenizer: PreTrainedTokenizerBase
+    bias: Array  # ``(outputs,)``; without ``weight``, the output of a row, or of each word of a row, ``(1, outputs)``
+    weight: Array | None = None  # ``(outputs, features)``
+    vectorizers: Sequence[TfidfVectorizer] = ()  # TF-IDF of each text column, two for each; empty: of the encoder
+    encoder: PreTrainedModel | None = None  # the frozen model, if it computes the features
+
+    def outputs(
+        self, columns: Mapping[str, list[Any]], encoded: Mapping[str, list[Any]], batch_size: int, device: str
+    ) -> Array:
+        """Compute one output for each row, as :func:`predict_outputs` does."""
+        if self.weight is None:
+            return self.constant(columns)
+        if self.encoder is None:
+            texts = Dataset.from_dict({name: columns[name] for name in self.task_type.inputs_in(columns)})
+            return self.linear(tf_idf(self.vectorizers, self.task_type.texts(texts)))
+        means = frozen_features(self.encoder, self.tokenizer, self.task_type, encoded, batch_size, device)
+        return self.linear(document_means(means, encoded))
+
+    def linear(self, features: Array) -> Array:
+        """Compute the outputs of the linear model, ``(rows, outputs)``."""
+        assert self.weight is not None
+        outputs: Array = features @ self.weight.T + self.bias
+        return outputs
+
+    def constant(self, columns: Mapping[str, Sequence[Any]]) -> Array:
+        """Repeat the constant output for each row, or for each word of it; a row's choices may be fewer, or more."""
+        inputs = columns[self.task_type.inputs[0]]
+        if self.task_type.one_vector:
+            return np.tile(self.bias, (len(inputs), 1))
+        if self.bias.ndim == 2:
+            return row_array([np.tile(self.bias, (len(row), 1)) for row in columns["tokens"]])
+        counts = [len(choices) for choices in columns[self.task_type.inputs[-1]]]
+        return row_array([np.pad(self.bias, (0, max(0, count - len(self.bias))))[:count] for count in counts])
+
+    def save(self, folder: Path, config: PreTrainedConfig) -> None:
+        """Write the model into a folder."""
+        self.tokenizer.save_pretrained(folder)
+        if self.encoder is not None:
+            self.encoder.save_pretrained(folder)
+            for name in ("config.json", MODELING_FILE.name):  # for transformers, which is to load no such folder
+                (folder / name).unlink(missing_ok=True)
+        arrays = {"bias": self.bias} | ({} if self.weight is None else {"weight": self.weight})
+        arrays |= {f"idf.{number}": each.idf_ for number, each in enumerate(self.vectorizers)}
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / _WEIGHTS)
+        vocabularies = [each.get_feature_names_out().tolist() for each in self.vectorizers]
+        content = {"baseline": self.name, "frozen": self.encoder is not None}
+        content |= {"model": json.loads(config.to_json_string()), "vocabularies": vocabularies}
+        write_json(folder / BASELINE_CONFIG, content)
+
+
+def load_baseline(folder: Path) -> BaselineModel:
+    """Load the model of a baseline; raises AttendropError if its files are missing, damaged, or not attendrop's."""
+    run_folder.check_whole(folder)
+    try:
+        saved = json.loads((folder / BASELINE_CONFIG).read_text(encoding="utf-8"))
+        arrays = load_file(folder / _WEIGHTS)
+        config: PreTrainedConfig = CONFIG_MAPPING[saved["model"]["model_type"]].from_dict(saved["model"])
+        vectorizers = []
+        for number, terms in enumerate(saved["vocabularies"]):
+            vectorizer = TfidfVectorizer(sublinear_tf=True, vocabulary=terms, **_TERMS[number % len(_TERMS)])
+            vectorizer.idf_ = arrays[f"idf.{number}"]
+            vectorizers.append(vectorizer)
+        task_type, place = task_type_of_model(config), str(folder)
+        tokenizer, encoder = task_type.load_tokenizer(place), None
+        if saved["frozen"]:
+            options = {"config": config, "use_safetensors": True, "dtype": "float32"}
+            encoder = task_type.model_class(config).from_pretrained(place, **options)
+            fit_tokenizer(place, encoder, tokenizer)
+        weight = arrays.get("weight")
+        return BaselineModel(saved["baseline"], task_type, tokenizer, arrays["bias"], weight, vectorizers, encoder)
+    except (OSError, KeyError, ValueError) as error:
+        raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
+
+
+def fit_tf_idf(texts: Sequence[tuple[str, ...]]) -> list[TfidfVectorizer]:
+    """Make the TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text column.
+
+    Raises:
+        AttendropError: No text of a column has a letter or a digit.
+    """
+    columns = list(zip(*texts, strict=True))
+    if not all(any(map(_WORD.search, column)) for column in columns):
+        raise AttendropError("No training text has a word, of letters or digits, which TF-IDF counts.")
+    return [TfidfVectorizer(sublinear_tf=True, **terms).fit(column) for column in columns for terms in _TERMS]
+
+
+def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ...]]) -> Array:
+    """Compute the features of rows, a sparse matrix ``(rows, features)``."""
+    columns = list(zip(*texts, strict=True))
+    parts = [each.transform(columns[number // len(_TERMS)]) for number, each in enumerate(vectorizers)]
+    features: Array = sparse.hstack(parts).tocsr()
+    return features
 
 
 # Loading -------------------------------------------------------------------------------------------------------------
@@ -70,18 +302,12 @@ class RunModel:
     options: dict[str, Any]
     accept: dict[str, Any] | None = None
 
-    def outputs(
-        self,
-        columns: dict[str, list[Any]],
-        task: Task,
-        source: Source,
-        on_batch: Callable[[int], None] | None = None,
-    ) -> tuple[dict[str, list[Any]], Array]:
+    def outputs(self, columns: dict[str, list[Any]], task: Task, source: Source) -> tuple[dict[str, list[Any]], Array]:
         """Encode rows as the run did, but for what the source says; return them with one output for each."""
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
         limit = self.task_type.length_limit(self.tokenizer, wanted, columns)
         encoded = encode_columns(columns, task, self.tokenizer, limit)
-        how: tuple[Any, ...] = (encoded, source.batch_size, source.device, on_batch)
+        how: tuple[Any, ...] = (encoded, source.batch_size, source.device)
         if not encoded["length"]:  # the head left all rows out
             return encoded, np.empty(0)
         if isinstance(self.model, BaselineModel):
@@ -135,10 +361,10 @@ def load_run(
     ``task_options`` take the place of those of the run. Raises AttendropError if the run is not finished, or the model
     is not whole or has no trained head.
     """
-    check_finished(run_dir)
-    options, accept = run_options(run_dir), (read_metrics(Path(run_dir)) or {}).get("accept")
+    run_folder.check_finished(run_dir)
+    options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
     task_options = {**options.get("task_options", {}), **task_options}
-    if is_baseline(run_dir):
+    if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
         task_type = baseline.task_type.with_options(task_options)
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
@@ -201,8 +427,8 @@ class FinishedRun(ResolvedRun):
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
     """Load a run with its rows and model; raises AttendropError if it is not finished, or its data changed."""
-    run, metrics = read_finished(run_dir)
-    check_keeps_model(run_dir)
+    run, metrics = run_folder.read_finished(run_dir)
+    run_folder.check_keeps_model(run_dir)
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     resolved = _resolved(run_dir, run, "its selection split cannot be reproduced.", **changed)
     model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
@@ -220,9 +446,7 @@ def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any
 # Evaluation and prediction -------------------------------------------------------------------------------------------
 
 
-def evaluate(
-    run_dir: str, source: Source, on_progress: OnProgress | None = None, *, report: bool = False
-) -> dict[str, Any]:
+def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str, Any]:
     """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
     Returns:
@@ -238,21 +462,22 @@ def evaluate(
     rows = _open_rows(model, source, "dev")
     outputs, references, loaded = [], [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
-    for chunk, encoded, of_chunk in rows.outputs(model, source, on_progress, labelled=True):
+    for chunk, encoded, of_chunk in rows.outputs(model, source, labelled=True):
         outputs.append(of_chunk)
         references.append(model.task_type.references(encoded))
         if report:
             loaded.append(Dataset.from_dict(dict(chunk.columns)))
         for name, values in groups.items():
             values += chunk.columns[name]
-    trained, scored = (model.options.get("train_file") or "", source.file or "")
-    same = sheet_of(trained) == sheet_of(scored)
-    if source.file and same and {*map(Path.resolve, files_of(trained))} & {*map(Path.resolve, files_of(scored))}:
-        logger.warning(
-            "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how well "
-            "it does on new ones.",
-            source.file,
-        )
+
+    def is_file(name: str) -> bool:
+        given, scored = model.options.get(name) or "", source.file or ""
+        same = {*map(Path.resolve, files_of(given))} & {*map(Path.resolve, files_of(scored))}
+        return bool(given and scored and same) and sheet_of(given) == sheet_of(scored)
+
+    if is_file("train_file"):
+        told = "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how "
+        logger.warning(told + "well it does on new ones.", source.file)
     every, labels, task_type = np.concatenate(outputs), np.concatenate(references), rows.task.type
     scores = compute_scores(rows.task, every, labels)
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
@@ -276,10 +501,7 @@ def evaluate(
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
         if found["report"] is not None and model.accept is not None and rows.reading is None:
-            evaluated = {*map(Path.resolve, files_of(model.options.get("eval_file") or ""))}
-            chosen_here = source.task is None and (
-                source.file is None or bool(evaluated & {*map(Path.resolve, files_of(source.file))})
-            )
+            chosen_here = source.task is None and (source.file is None or is_file("eval_file"))
             found["report"]["accept"] = accepted_share(every, labels, model.accept) | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
@@ -295,21 +517,13 @@ def predict(
     probabilities: bool = False,
     keep_columns: bool = False,
     escape_formulas: bool = False,
-    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Write a prediction for every row, by default of the task's test split; an empty one for a skipped row.
 
-    Args:
-        run_dir: The folder of a finished run.
-        source: The data to predict.
-        output: A .tsv, .csv, .jsonl or .conll file; for GLUE tasks it gets the columns of a submission. ``"-"``:
-            standard output. If the run was asked which answers to ``accept``, tables have ``confidence`` and
-            ``accepted``.
-        format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
-        probabilities: Write the probabilities of all classes.
-        keep_columns: Also write the columns of the input file.
-        escape_formulas: Write an apostrophe before cells that spreadsheets would compute.
-        on_progress: Called after each batch.
+    ``output`` is a .tsv, .csv, .jsonl or .conll file, unless ``format`` says another; ``"-"`` is standard output. For
+    GLUE tasks it gets the columns of a submission. If the run was asked which answers to ``accept``, tables have
+    ``confidence`` and ``accepted``. ``probabilities`` writes those of all classes, ``keep_columns`` also the columns of
+    the input file, ``escape_formulas`` an apostrophe before cells that spreadsheets would compute.
 
     Returns:
         ``model, task, source, split, rows, skipped, output``.
@@ -325,7 +539,7 @@ def predict(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
         escape_formulas=escape_formulas, bad=rows.bad, accept=model.accept if rows.reading is None else None,
     ) as writer:  # fmt: skip
-        for chunk, _, outputs in rows.outputs(model, source, on_progress, labelled=False):
+        for chunk, _, outputs in rows.outputs(model, source, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)
     return _described(model, rows) | {"output": output}
 
@@ -337,8 +551,8 @@ def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
         outputs = (*outputs, source.skipped_file)
     if not outputs:
         return
-    inputs = [*input_files(Path(run_dir)), *(() if source.file is None else files_of(source.file))]
-    options = run_options(run_dir)
+    inputs = [*run_folder.input_files(Path(run_dir)), *(() if source.file is None else files_of(source.file))]
+    options = run_folder.run_options(run_dir)
     task = source.task or (options.get("task") if source.file is None else None)
     if task is not None and Path(run_dir).is_dir():
         inputs += task_files(task, _data_dir(options, source, task))
@@ -369,7 +583,7 @@ class _Rows:
     done: int = 0
 
     def outputs(
-        self, model: RunModel, source: Source, on_progress: OnProgress | None, *, labelled: bool
+        self, model: RunModel, source: Source, *, labelled: bool
     ) -> Iterator[tuple[Chunk, dict[str, list[Any]], Array]]:
         """Yield each chunk with its encoded rows and their outputs; then list the rows that were skipped.
 
@@ -377,30 +591,26 @@ class _Rows:
             AttendropError: Rows have no labels, though they are to be ``labelled``, or none has a token that the model
                 knows.
         """
-        unknown = 0
+        unknown, last_line = 0, time.monotonic()
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
             device = compute_device(source.device)
             bf16 = bool(model.options.get("bf16")) and not labelled  # scores are those of the run, in full precision
             to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
-        def count(rows: int) -> None:
-            self.done += rows
-            if on_progress is not None:
-                on_progress(self.done, self.total)
-
         for chunk in self.chunks:
             if labelled and "label" not in chunk.columns:
-                raise AttendropError(
-                    f"The split '{self.split}' of {self.task.name} has no labels to score; use predict."
-                )
+                raise AttendropError(f"The split '{self.split}' of {self.task.name} has no labels; use predict.")
             self.task = replace(self.task, unknown_names=chunk.unknown_names)
-            columns, before = {**chunk.columns}, self.done
+            columns = {**chunk.columns}
             if not labelled:
                 columns.pop("label", None)
-            encoded, outputs = model.outputs(columns, self.task, source, count)
+            encoded, outputs = model.outputs(columns, self.task, source)
             if not len(outputs):
                 continue
-            self.done = before + len(outputs)  # a row may be encoded as several
+            self.done += len(outputs)
+            if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
+                logger.info("%s rows done%s", f"{self.done:,}", "." if self.total is None else f" of {self.total:,}.")
             unknown += unknown_rows(encoded, model.tokenizer)
             yield chunk, encoded, read_as(outputs, self.reading, self.task.num_labels)
         if unknown >= self.done:
@@ -429,8 +639,20 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     """Open the rows of a source, by default those of the run's task, evaluation file or held-out rows."""
     task = source.task or (model.options.get("task") if source.file is None else None)
     file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)
+    part: Dataset | None = None
     if task is not None:
-        rows = _task_rows(model, source, task, source.split or split)
+        asked, task_type = get_task(task), model.task_type
+        reading = label_mapping(asked, task_type)  # the classes may be fewer than the model's, or named otherwise
+        if reading is None and not task_type.fits(asked.type):
+            raise AttendropError(f"The model predicts {task_type.predicts}, {task} asks for {asked.type.predicts}.")
+        if reading is None and asked.label_names != task_type.label_names:
+            told = "The model's classes are %s; in this order, they are read as those of %s: %s."
+            logger.warning(told, ", ".join(task_type.label_names), task, ", ".join(asked.label_names))
+        refuse_options_of_files(source, ["skip_bad_rows"])
+        split = source.split or split
+        data = load_task(task, data_dir=_data_dir(model.options, source, task), splits=(split,))
+        part = data.splits[split]
+        rows = _Rows(data.task, split, data.source, iter(()), len(part), reading=reading)
     elif file is not None:
         columns, label = source.columns_of(file, model.options, labelled=split == "dev")
         label_map = (source.label_map or model.options.get("label_map")) if label is not None else None
@@ -445,19 +667,27 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and model.options:
-        rows = _held_out_rows(model)
+        lost = "its held-out rows are no longer known; give --eval-file."
+        run = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost)
+        part = run.parts.report.get("dev")
+        if part is None and not run.config.refit:
+            split, part = "selection", run.parts.selection
+        if part is None:
+            raise AttendropError("The run was trained on all rows of its file; give others: --eval-file, --task.")
+        if split == "selection" and run.chooses_epoch:
+            logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
+        rows = _Rows(run.task, split, run.data.source, iter(()), len(part))
     else:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
+    if part is not None:
+        rows.task = replace(rows.task, options=model.task_type.options())
+        rows.chunks = (Chunk(columns) for columns in part.iter(CHUNK_ROWS))
     trained_on, columns = model.text_columns(), rows.task.text_columns
     if trained_on and model.task_type.inputs_of(len(columns)) != model.task_type.inputs_of(len(trained_on)):
-        given, wanted = (
-            f"{ {1: 'one text', 2: 'pairs of texts'}.get(len(names), f'{len(names)} texts') } ({', '.join(names)})"
-            for names in (columns, trained_on)
-        )
         raise AttendropError(
-            f"The model in '{model.folder}' was trained on {wanted}, not on {given}; name "
-            f"{counted(len(trained_on), 'text column')}."
+            f"The model in '{model.folder}' was trained on {counted(len(trained_on), 'text')} a row "
+            f"({', '.join(trained_on)}), not on {len(columns)} ({', '.join(columns)}); name as many text columns."
         )
     rows.task = rows.task.with_long_texts(source.long_texts or model.options.get("long_texts"))
     if model.options.get("metric") is not None:
@@ -467,40 +697,3 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         raise AttendropError(f"{rows.place} has no valid row: {len(rows.bad.skipped)} were skipped.")
     rows.chunks = chain([first], rows.chunks)
     return rows
-
-
-def _held_out_rows(model: RunModel) -> _Rows:
-    """Find the rows of its own file that a run was scored on, or that it held out to choose its epoch."""
-    lost = "its held-out rows are no longer known; give --eval-file."
-    own = _resolved(model.folder, read_run(Path(model.folder)) or {}, lost)
-    split, rows = "dev", own.parts.report.get("dev")
-    if rows is None and not own.config.refit:
-        split, rows = "selection", own.parts.selection
-    if rows is None:
-        raise AttendropError(
-            f"The run in '{model.folder}' was trained on all rows of its file; give others with --eval-file, or --task."
-        )
-    if split == "selection" and own.chooses_epoch:
-        logger.warning("The epoch was chosen on these rows, so the scores are optimistic.")
-    task = replace(own.task, options=model.task_type.options())
-    return _Rows(task, split, own.data.source, (Chunk(columns) for columns in rows.iter(CHUNK_ROWS)), len(rows))
-
-
-def _task_rows(model: RunModel, source: Source, name: str, split: str) -> _Rows:
-    """Load a split of a named task, whose classes may be fewer than the model's, or named otherwise."""
-    asked, task_type = get_task(name), model.task_type
-    reading = label_mapping(asked, task_type)
-    if reading is None and not task_type.fits(asked.type):
-        raise AttendropError(
-            f"The model predicts {task_type.predicts}, the task {name} asks for {asked.type.predicts}."
-        )
-    if reading is None and asked.label_names != task_type.label_names:
-        logger.warning(
-            "The model's classes are %s; in this order, they are read as those of %s: %s.",
-            ", ".join(task_type.label_names), name, ", ".join(asked.label_names),
-        )  # fmt: skip
-    refuse_options_of_files(source, ["skip_bad_rows"])
-    data = load_task(name, data_dir=_data_dir(model.options, source, name), splits=(split,))
-    task, rows = replace(data.task, options=task_type.options()), data.splits[split]
-    chunks = (Chunk(columns) for columns in rows.iter(CHUNK_ROWS))
-    return _Rows(task, split, data.source, chunks, len(rows), reading=reading)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,16 @@ def load(folder: str | Path) -> Any:
     return model
 
 
+@dataclass(eq=False)
 class TextPredictor:
     """Prediction of texts with the model in a folder, as ``attendrop predict`` does, with the settings of its run.
 
     ``model`` is the loaded one, moved to a GPU by the first call if there is one; None for a baseline.
     """
 
-    def __init__(self, folder: Path, model: Any = None) -> None:
-        self._folder, self._model = folder, model
-        self._run: RunModel | None = None
+    folder: Path
+    model: Any = None
+    run: RunModel | None = None
 
     def predict(self, texts: Iterable[Any], *, probabilities: bool = False) -> list[Any]:
         """Predict texts.
@@ -68,13 +70,13 @@ class TextPredictor:
             AttendropError: A text is empty, or there are more or fewer than the model reads together; or the model has
                 no probabilities.
         """
-        if self._run is None:
+        if self.run is None:
             try:
                 from attendrop.runs.inference import load_run
             except ModuleNotFoundError as error:
                 raise AttendropError(f"predict needs {error.name}; run `pip install 'attendrop[cli]'`.") from None
-            inner = self._model.model if isinstance(self._model, PrunedModel) else self._model
-            self._run = load_run(str(self._folder), model=inner)
-        return self._run.predict_texts(texts, probabilities=probabilities)
+            inner = self.model.model if isinstance(self.model, PrunedModel) else self.model
+            self.run = load_run(str(self.folder), model=inner)
+        return self.run.predict_texts(texts, probabilities=probabilities)
 
     __call__ = predict

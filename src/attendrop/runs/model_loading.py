@@ -1,27 +1,32 @@
-"""Loading of pre-trained models: safetensors only, no remote code, no silently missing weights; and new adapters."""
+"""Loading of pre-trained models: safetensors only, no remote code, no silently missing weights; and new adapters.
+
+:func:`examine` says whether a model is supported, from its configuration alone.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto import modeling_auto
 from transformers.utils.hub import cached_file
 
+from attendrop.attention.adapter import find_attention_layers
+from attendrop.attention.interface import find_attention_modules
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.tracing import example_inputs, example_pixels
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
-from attendrop.pruning.pruned_model import (
-    adapted_class_and_config,
-    is_adapter,
-    is_pruned,
-    load_model,
-    quiet_peft,
-    without_report,
-)
+from attendrop.pruning import pruned_model
 from attendrop.runs.config import LoraOptions
 from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
@@ -30,12 +35,30 @@ from attendrop.tasks.base import Task, task_type_of_model
 from attendrop.tasks.table import plain
 from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.model_classes import configure_pooling, is_encoder, pooling_of, read_config
+from attendrop.tasks.types.model_classes import (
+    configure_pooling,
+    is_encoder,
+    pooling_of,
+    read_config,
+    saved_model_class,
+)
 from attendrop.wording import names_of
 
 logger = logging.getLogger(__name__)
 
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+# Heads to build a model with if its configuration names no class, in order of preference.
+_HEADS = (
+    *("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEQ_TO_SEQ_CAUSAL_LM"),
+    *("SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "CTC", "IMAGE_TEXT_TO_TEXT"),
+)
+_CLASSIFIERS = (
+    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+)
+# Exceptions when a model is built from its configuration alone and run.
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ImportError, ArithmeticError)
+# Memory, in bytes, from which on it is announced.
+_MUCH = 2**30
 
 
 class Loaded(NamedTuple):
@@ -60,12 +83,12 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             own, or (with ``task=None``) has no trained head.
     """
     _check_folder(name)
-    if is_pruned(name) or is_adapter(name):
+    if pruned_model.is_pruned(name) or pruned_model.is_adapter(name):
         if task is not None:
             refuse_untrainable(name)
-        with _load_errors(name), without_report():
-            model = load_model(name)
-            model = model.model if is_pruned(name) else model
+        with _load_errors(name), pruned_model.without_report():
+            model = pruned_model.load_model(name)
+            model = model.model if pruned_model.is_pruned(name) else model
             task_type = task_type_of_model(model.config)
             tokenizer = task_type.load_tokenizer(name)
         declare_output(model, task_type.output_kind)
@@ -73,14 +96,10 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         return Loaded(model, tokenizer)
     place = resolve_model(name)
     if Path(place).is_dir() and not any(Path(place).glob("*.safetensors")):
-        files = sorted(file.name for file in Path(place).iterdir() if file.suffix in _PICKLED)
-        if pickled := next((file for file in files if "training_args" not in file), None):
-            raise AttendropError(
-                f"The folder '{place}' holds pickled weights only ({pickled}), and unpickling can run any code. Load "
-                "the model where you trust it and save it with save_pretrained, which writes safetensors."
-            )
-        raise AttendropError(f"The folder '{place}' holds no weights: it has no model.safetensors.")
-    with _load_errors(name), without_report():
+        raise AttendropError(
+            f"'{place}' holds no safetensors weights; pickled ones, which can run any code, save by save_pretrained."
+        )
+    with _load_errors(name), pruned_model.without_report():
         config = read_config(place)
         task_type = task_type_of_model(config) if task is None else task.type
         trained_for = list((getattr(config, "id2label", None) or {}).values())
@@ -101,28 +120,12 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     freeze_unsaved(model)
     declare_output(model, task_type.output_kind)
     missing, resized = sorted(found["missing_keys"]), sorted(key[0] for key in found["mismatched_keys"])
-    _report_loading(name, model, missing, resized, trained_for, task_type, keeps_head=task is None)
-    fit_tokenizer(name, model, tokenizer)
-    task_type.prepare(model, tokenizer)
-    return Loaded(model, tokenizer, frozenset([*missing, *resized]))
-
-
-def _report_loading(
-    name: str,
-    model: PreTrainedModel,
-    missing: list[str],
-    resized: list[str],
-    trained_for: list[str],
-    task_type: TaskType,
-    *,
-    keeps_head: bool,
-) -> None:
-    """Warn of weights that are in no file, except those of a head of a task, and of one for other classes."""
+    # Weights that are in no file, except those of a head of a task, and a head for other classes.
     body = f"{model.base_model_prefix}."
     in_body, in_head = ([key for key in missing if key.startswith(body) is inside] for inside in (True, False))
     if any(key.startswith(body) for key in resized):
         raise AttendropError(f"The weights of {name!r} do not fit its configuration: {resized[0]} has another shape.")
-    if keeps_head and missing:
+    if task is None and missing:
         raise AttendropError(f"The model {name!r} has no trained head ({missing[0]} is missing): fine-tune it first.")
     random = "%d weights of %s are not in its files and start at random, such as %s."
     for keys in (in_body, in_head if task_type.generates else []):
@@ -133,11 +136,11 @@ def _report_loading(
     named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
     as_many = not in_head and len(trained_for) == len(task_type.output_names) > 1
     if named and as_many and list(map(plain, trained_for)) != list(map(plain, task_type.output_names)):
-        logger.warning(
-            "The head of %s was trained for other classes and is kept: its outputs for %s start as those for %s; "
-            "to start with a new head, train the model that it came from.",
-            name, names_of(trained_for), names_of(task_type.output_names),
-        )  # fmt: skip
+        told = "The head of %s is kept, which is for other classes: its outputs for %s start as those for %s."
+        logger.warning(told, name, names_of(trained_for), names_of(task_type.output_names))
+    fit_tokenizer(name, model, tokenizer)
+    task_type.prepare(model, tokenizer)
+    return Loaded(model, tokenizer, frozenset([*missing, *resized]))
 
 
 def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:
@@ -151,33 +154,24 @@ def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_for` does."""
     _check_folder(name)
     with _load_errors(name):
-        if is_adapter(name):
-            return adapted_class_and_config(Path(name))[1]
+        if pruned_model.is_adapter(name):
+            return pruned_model.adapted_class_and_config(Path(name))[1]
         return read_config(resolve_model(name))
 
 
 def refuse_untrainable(name: str) -> None:
     """Raise AttendropError for the model of a baseline, a pruned model, or an adapter instead of a model."""
     _check_folder(name)
-    if is_adapter(name):
-        raise AttendropError(
-            f"The model {name!r} is an adapter of PEFT; save attendrop.load({name!r}), which merges it into its model, "
-            "and train that."
-        )
-    if is_pruned(name):
-        raise AttendropError(
-            f"The model {name!r} is pruned and does not train; train the model that it came from, or save "
-            f"attendrop.load({name!r}).to_stock(), if it has one, and train that."
-        )
+    if pruned_model.is_adapter(name):
+        raise AttendropError(f"{name!r} is an adapter of PEFT; save attendrop.load({name!r}), and train that.")
+    if pruned_model.is_pruned(name):
+        raise AttendropError(f"{name!r} is pruned and does not train; train the model that it came from.")
 
 
 def _check_folder(name: str) -> None:
     check_whole(Path(name).expanduser())
     if is_baseline(name):
-        raise AttendropError(
-            f"The model in '{name}' is a baseline without attention, not a transformer; `attendrop predict` "
-            "and `attendrop evaluate` read it."
-        )
+        raise AttendropError(f"'{name}' is a baseline without attention, which only predict and evaluate read.")
 
 
 def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
@@ -219,13 +213,12 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
     tied = (key for key in model.all_tied_weights_keys for each in modules if key.startswith(f"{each}."))
     if task_type.generates and any(tied):
         raise AttendropError(
-            f"The model has no trained head for {task_type.predicts}, and a new one, which shares weights with the "
-            "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
+            f"The model has no head for {task_type.predicts}, and a new one is not saved with an adapter; omit lora."
         )
     children = [] if task_type.generates or model.base_model is model else list(model.named_children())
     heads = [name for name, child in children if child is not model.base_model and list(child.parameters())]
     try:
-        with quiet_peft() as peft:
+        with pruned_model.quiet_peft() as peft:
             config = peft.LoraConfig(
                 task_type=task_type.peft_task_type,
                 r=options.r,
@@ -237,8 +230,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
             return peft.get_peft_model(model, config)
     except ValueError as error:
         raise AttendropError(
-            f"{type(model).__name__} takes no adapter with targets={targets!r} ({str(error).splitlines()[0]}) Name "
-            "layers of it, or 'all-linear': --lora targets=all-linear."
+            f"{type(model).__name__} takes no adapter with targets={targets!r} ({first_line(error)}); name its layers."
         ) from None
 
 
@@ -252,17 +244,97 @@ def _load_errors(name: str) -> Iterator[None]:
     except Exception as error:  # the hub, transformers, tokenizers and safetensors share no base class
         text = str(error)
         if "trust_remote_code" in text:
-            raise AttendropError(
-                f"The model {name!r} needs code from its own repository, which attendrop does not run."
-            ) from error
+            raise AttendropError(f"{name!r} needs code from its own repository, which is not run.") from error
         if "safetensors" in text and "torch.load" not in text and "no file named" in text:
-            raise AttendropError(
-                f"The model {name!r} offers no safetensors weights; pickled ones are refused."
-            ) from error
+            raise AttendropError(f"{name!r} has no safetensors weights; pickled ones are refused.") from error
         if Path(name).is_dir():
             raise AttendropError(f"The model in {name!r} cannot be loaded ({first_line(error)}).") from error
         hint = " Did you mean 'minilm'?" if "minilm" in name.lower() and "/" not in name else ""
         raise AttendropError(
-            f"The model {name!r} is neither a folder nor 'minilm', and could not be loaded from the hub "
-            f"({first_line(error)}).{hint}"
+            f"{name!r} is no folder, and could not be loaded from the hub ({first_line(error)}).{hint}"
         ) from error
+
+
+# Whether a model is supported -----------------------------------------------------------------------------------------
+
+
+def examine(name: str) -> dict[str, Any]:
+    """Build a model from its configuration alone, without weights, and look for its attention layers.
+
+    Returns:
+        ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
+        classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``:
+        the names of layers that the example input (text alone, one image, a sound) does not reach.
+    """
+    config, attention_layers = load_config(name), list[AttentionLayer]()
+    not_run, reason = [], None
+    try:
+        model, attention_layers = _traced(config)
+        ran = {layer.name.partition("#")[0] for layer in attention_layers}
+        not_run = [layer for layer in find_attention_modules(model).values() if layer not in ran]
+    except AttendropError as error:
+        reason = str(error)
+    return {
+        "model": name,
+        "architecture": config.model_type,
+        "supported": reason is None,
+        "reason": reason,
+        "trainable": any(type(config) in mapping for mapping in _CLASSIFIERS),
+        "sites": [asdict(layer) for layer in attention_layers],
+        "not_run": not_run,
+    }
+
+
+def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLayer]]:
+    """Build the model and trace its attention layers; not on the meta device if it reads the values of tensors."""
+    mappings = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING") for head in _HEADS]
+    with_heads = (each[type(config)] for each in (*mappings, modeling_auto.MODEL_MAPPING) if type(config) in each)
+    # The class that the configuration names, or one with a head, or the model without one.
+    found: Any = saved_model_class((config.architectures or [""])[0], config.model_type) or next(with_heads, None)
+    if found is None:
+        raise AttendropError(f"transformers has no model for {type(config).__name__}.")
+    failures: list[Exception] = []
+    for device in ("meta", "cpu"):
+        try:
+            with torch.device(device):
+                model = (found[0] if isinstance(found, tuple) else found)(config)
+                batches = list(_batches(model))
+        except _FAILURES as error:
+            failures.append(error)
+            continue
+        for batch in batches:
+            try:
+                return model, find_attention_layers(model, batch)
+            except AttendropError:
+                raise
+            except _FAILURES as error:
+                failures.append(error)
+        if device == "meta" and (needed := sum(weight.nbytes for weight in model.parameters())) > _MUCH:
+            told = "%s reads values of tensors, so it is built in memory, with random weights: %.1f GiB."
+            logger.warning(told, type(model).__name__, needed / 2**30)
+    raise AttendropError(f"It could not be built and run from its configuration ({first_line(failures[-1])}).")
+
+
+def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    """Yield example inputs, of which the model takes one."""
+    name, config = model.main_input_name, model.config
+    if name not in ("input_values", "input_features"):
+        yield (batch := example_inputs(model))
+        if hasattr(config, "vision_config"):  # CLIP compares a text and an image, BLIP-2 continues both
+            tokens = torch.arange(8, device=model.device)[None]
+            batch = batch | (example_pixels(model) if name == "input_ids" else {"input_ids": tokens})
+            if getattr(config.get_text_config(), "is_encoder_decoder", False):
+                batch["decoder_input_ids"] = tokens
+            if "qformer_input_ids" in inspect.signature(model.forward).parameters:  # of InstructBLIP
+                batch["qformer_input_ids"] = tokens
+            yield batch
+        return
+    own = getattr(config, "encoder_config", config)
+    sizes = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
+    width = next((value for key in sizes if isinstance(value := getattr(own, key, None), int)), 80)
+    length = getattr(config, "max_source_positions", 0) or getattr(config, "max_length", 0) or 128
+    for shape in ((1, 16000), (1, length, width), (1, width, 2 * length), (1, width, length)):
+        batch = {name: torch.zeros(shape, dtype=model.dtype)}
+        if config.is_encoder_decoder:
+            batch["decoder_input_ids"] = torch.ones(1, 4, dtype=torch.long)
+        yield batch

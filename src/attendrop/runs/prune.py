@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import shlex
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError, check_choice, check_least
 from attendrop.methods.core.base import LayerRanking
 from attendrop.pruning.pruned_model import PrunedModel, mask_layers, prunable_layers
@@ -32,12 +29,10 @@ from attendrop.pruning.selection import (
     prune_selected,
     undecided_message,
 )
-from attendrop.runs.config import RUN_FILE
 from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
-from attendrop.runs.run_metrics import scored_run, set_scores
-from attendrop.runs.run_trainer import RunTrainer, run_loss, training_arguments
+from attendrop.runs.run_trainer import RunTrainer, run_loss, scored_run, set_scores, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode
@@ -51,8 +46,6 @@ SECONDS, ROUNDS = 2.0, 5
 SELECT_BY = ("auto", "importance", "method")
 # What metrics.json holds of the predictions of a model.
 _OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "ood", "predicted", "report")
-# Called before each pass over rows with its purpose, the number of passes done, and their maximum number.
-OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
 
 
@@ -66,7 +59,6 @@ def prune_run(
     recover_epochs: int = 0,
     data_dir: str | None = None,
     device: str = "auto",
-    on_pass: OnPass | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Prune the model of a finished run, and save it with its metrics in another folder.
@@ -74,19 +66,11 @@ def prune_run(
     Layers are ranked and chosen on the run's selection split, which was not trained on. The folder is created when all
     results are complete, so an interrupted command can be repeated.
 
-    Args:
-        run_dir: Folder of the run.
-        output_dir: A new folder.
-        layers: As for :func:`attendrop.prune`.
-        select_by: Ranking of the layers. ``"importance"``: by the loss without each layer's attention. ``"method"``: by
-            what the run's method learnt to drop. ``"auto"``: by the method if its result is significant, or ``layers``
-            is a threshold on its fractions; otherwise by importance.
-        tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
-        recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
-        data_dir: Folder of the run's task, if it was moved.
-        device: ``"auto"`` or ``"cpu"``.
-        on_pass: Called before each pass over rows with its purpose, the number of passes done, and their maximum.
-        callbacks: Callbacks of the fine-tuning afterwards.
+    ``layers`` and ``tolerance``, in units of the task's metric, are as for :func:`attendrop.prune`. ``select_by`` ranks
+    the layers: "importance" by the loss without each layer's attention, "method" by what the run's method learnt to
+    drop, "auto" by the method if its result is significant, or ``layers`` is a threshold on its fractions, otherwise by
+    importance. Afterwards it is fine-tuned as the run did, with the pruned layers in place, for ``recover_epochs``.
+    ``data_dir`` is the folder of the run's task, if it was moved.
 
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done. A difference
@@ -105,56 +89,70 @@ def prune_run(
         if "pruned" in run.metrics:
             raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
         if run.chosen_on is None:
-            again = shlex.quote(f"{run_dir}/{RUN_FILE}")
             raise AttendropError(
-                f"The run in '{run_dir}' has no labelled rows that it was not trained on. Train it again with some: "
-                f"attendrop train --config {again} --eval-file FILE --output-dir FOLDER, or with --selection-fraction "
-                "0.1 --no-refit in place of the file, which holds out rows."
+                f"'{run_dir}' has no labelled rows that it was not trained on; train it again with an --eval-file."
             )
         if recover_epochs and run.config.adapter is not None:
-            raise AttendropError(
-                f"The run in '{run_dir}' trained an adapter, and its learning rate is not one for all weights; omit "
-                "recover-epochs."
-            )
+            raise AttendropError(f"'{run_dir}' trained an adapter, and not all weights; omit recover-epochs.")
         run.model.to(compute_device(device))  # type: ignore[arg-type]
         ranking = run.method.layer_ranking(run.metrics)
         if select_by == "method" and ranking is None:
-            raise AttendropError(
-                f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
-                "'importance'."
-            )
+            raise AttendropError("The method of the run learnt no ranking of layers; use select-by importance.")
         if ranking is not None and select_by == "auto" and not ranking.significant and selection.threshold is None:
-            logger.info(
-                "What the %s learnt cannot be told from noise: layers are ranked by importance. To rank by it in spite "
-                "of that, use --select-by method.",
-                ranking.ranked_by,
-            )
+            told = "What the %s learnt cannot be told from noise; layers are ranked by importance, but see --select-by."
+            logger.info(told, ranking.ranked_by)
             ranking = None
         ranking = None if select_by == "importance" else ranking
-        work = _Work(run, run.chosen_on, on_pass)
-        light, found = _pruned(work, selection, ranking, tolerance, recover_epochs, callbacks)
-        return _save(work, light, found, folder, output_dir)
+        light, after, found = _pruned(run, run.chosen_on, selection, ranking, tolerance, recover_epochs, callbacks)
+        source = Path(run.config.output_dir)
+        light.save_pretrained(folder)
+        run.tokenizer.save_pretrained(folder)
+        sizes = [sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)]
+        if run.config.adapter is not None:
+            sizes[0] = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
+        found["bytes"] = dict(zip(("before", "after"), sizes, strict=True))
+        selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
+        scores = {
+            name: set_scores(run, name, after[name], run.predictions(name, after[name]).labels)
+            for name in run.parts.report or run.sets
+        }
+        scored = scored_run(
+            run, run.metrics["method"], run.metrics["options"], scores, {}, selection_score=selection_score
+        )
+        metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
+        metrics.pop("accept", None)  # that of the whole model
+        metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
+        (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
+        write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
+        write_json(folder / METRICS, metrics)
+        return metrics
 
 
 def _pruned(
-    work: _Work,
+    run: FinishedRun,
+    chosen_on: str,
     selection: LayerSelection,
     ranking: LayerRanking | None,
     tolerance: float,
     recover_epochs: int,
     callbacks: Sequence[TrainerCallback],
-) -> tuple[PrunedModel, dict[str, Any]]:
-    """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
-    run, chosen_on = work.run, work.chosen_on
+) -> tuple[PrunedModel, dict[str, Array], dict[str, Any]]:
+    """Prune the model; return it with its outputs for each set, and the ``pruned`` part of the metrics."""
     attention_layers = prunable_layers(run.model)
-    rows = len(texts_of(run.sets[chosen_on]))
+    labelled = run.sets[chosen_on]
+    rows = len(texts_of(labelled))
     selection.check(len(attention_layers))
     chosen = selection.auto or (ranking is None and selection.by_importance(len(attention_layers)))
     if chosen and chosen_on == "dev" and run.config.protocol != "paper":
         logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     if ranking is None:  # a threshold is refused without one
-        pi, harm = None, work.importance(attention_layers) if selection.threshold is None else {}
-        measure = "loss with this layer constant"
+        pi, harm, measure = None, {}, "loss with this layer constant"
+        if selection.threshold is None:
+            told = "Ranking %d layers by the loss without each, on %d rows of %s."
+            logger.info(told, len(attention_layers), rows, chosen_on)
+            by_length = labelled.select(np.argsort(labelled["length"], kind="stable"))  # batches with little padding
+            losses = importance(run.model, attention_layers, _batches(run, by_length, run.config.eval_batch_size))
+            harm = {layer.key: loss for layer, loss in zip(attention_layers, losses, strict=True)}
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
         measure = f"fraction that the {ranking.ranked_by} drops"
@@ -165,118 +163,83 @@ def _pruned(
         selection,
         pi,
         lambda: list(harm.values()),
-        lambda candidate: run.predictions(chosen_on, work.outputs(candidate, chosen_on)),
+        lambda candidate: run.predictions(chosen_on, run.outputs(chosen_on, candidate.model)),
         tolerance,
     )
-    whole = PrunedModel(mask_layers(run.model, []))
-    before = {name: work.outputs(whole, name) for name in run.sets}
+    before = {name: run.outputs(name) for name in run.sets}
     if recover_epochs and light.layers:
-        light = _recover(run, light.layers, recover_epochs, callbacks)
-        work.known.clear()
-    after = {name: work.outputs(light, name) for name in run.sets}
+        told = "Fine-tuning for %s with layers %s pruned."
+        logger.info(told, counted(recover_epochs, "epoch"), ", ".join(map(str, light.layers)))
+        trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
+        encoded = encode(trained_on, run.task, run.tokenizer, run.config.max_length)
+        masked = mask_layers(run.model, light.layers)  # in the plain form meanwhile
+        with tempfile.TemporaryDirectory() as unused:
+            own = {"output_dir": unused, "num_train_epochs": recover_epochs, "save_strategy": "no", "report_to": "none"}
+            trainer = RunTrainer(
+                masked,
+                training_arguments(run.config, **own),
+                task_type=run.task.type,
+                train_dataset=encoded,
+                data_collator=run.task.type.collator(run.tokenizer),
+                processing_class=run.tokenizer,
+                compute_loss_func=run_loss(run.config, run.task, encoded["labels"][:]),
+                callbacks=list(callbacks),
+            )
+            trainer.train()
+        light = PrunedModel(masked.eval())
+    after = {name: run.outputs(name, light.model) for name in run.sets}
     speed = None
     if light.layers:
-        timed = run.sets[chosen_on].select(range(min(len(run.sets[chosen_on]), _TIMED_BATCHES * _TIMED_ROWS)))
-        texts, batches = len(texts_of(timed)), work.batches(timed.remove_columns("labels"), _TIMED_ROWS)
+        timed = labelled.select(range(min(len(labelled), _TIMED_BATCHES * _TIMED_ROWS)))
+        texts, batches = len(texts_of(timed)), _batches(run, timed.remove_columns("labels"), _TIMED_ROWS)
         logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {chosen_on}", len(timed)))
         speed = measure_speed(lambda batch: run.model(**batch), lambda batch: light(**batch), batches)
         speed |= {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
-    scores = {name: change_of_score(run, name, before[name], after[name], changed=bool(light.layers)) for name in after}
-    return light, {
-        "layers": list(light.layers),
-        "of": light.num_layers,
-        "fast": light.fast,
-        "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
-        "harm": harm,
-        "measure": measure,
-        "chosen": chosen,
-        "chosen_on": chosen_on,
-        "rows": rows,
-        "scores": {str(trial.count): trial.score for trial in trials},
-        "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
-        "confidence": CONFIDENCE,
-        "unknown": undecided_message(trials, len(light.layers), tolerance),
-        "tolerance": tolerance,
-        "recover_epochs": recover_epochs if light.layers else 0,
-        "selection": scores.pop("selection", None),
-        "all_scores": scores,
-        "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
-        "speed": speed,
-    }
+    scores = {name: change_of_score(run, name, before[name], after[name]) for name in after}
+    if not light.layers:
+        scores = {name: found | {"difference": None} for name, found in scores.items()}
+    return (
+        light,
+        after,
+        {
+            "layers": list(light.layers),
+            "of": light.num_layers,
+            "fast": light.fast,
+            "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
+            "harm": harm,
+            "measure": measure,
+            "chosen": chosen,
+            "chosen_on": chosen_on,
+            "rows": rows,
+            "scores": {str(trial.count): trial.score for trial in trials},
+            "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
+            "confidence": CONFIDENCE,
+            "unknown": undecided_message(trials, len(light.layers), tolerance),
+            "tolerance": tolerance,
+            "recover_epochs": recover_epochs if light.layers else 0,
+            "selection": scores.pop("selection", None),
+            "all_scores": scores,
+            "parameters": {"before": run.model.num_parameters(), "after": light.model.num_parameters()},
+            "speed": speed,
+        },
+    )
 
 
-class _Work:
-    """Passes over the rows of a run, with progress; outputs are computed once for the same pruned layers."""
-
-    def __init__(self, run: FinishedRun, chosen_on: str, on_pass: OnPass | None) -> None:
-        self.run, self.chosen_on = run, chosen_on
-        self.known: dict[tuple[tuple[int, ...], str], Array] = {}
-        # Each layer alone, each number of layers, and all sets before and after.
-        total, done = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets), itertools.count()
-        self.on_pass: Callable[[str], object] = lambda what: on_pass is None or on_pass(what, next(done), total)
-
-    def outputs(self, model: PrunedModel, name: str) -> Array:
-        """Compute outputs for one of the sets, in its order."""
-        if (model.layers, name) not in self.known:
-            self.on_pass(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
-            self.known[model.layers, name] = self.run.outputs(name, model.model)
-        return self.known[model.layers, name]
-
-    def importance(self, attention_layers: Sequence[AttentionLayer]) -> dict[str, float]:
-        """Measure the loss without each layer on the set that layers are chosen on."""
-        rows, keys = self.run.sets[self.chosen_on], [layer.key for layer in attention_layers]
-        told = "Ranking %d layers by the loss without each, on %d rows of %s."
-        logger.info(told, len(keys), len(texts_of(rows)), self.chosen_on)
-        by_length = rows.select(np.argsort(rows["length"], kind="stable"))  # for batches with little padding
-
-        def reported(layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
-            for layer in layers:
-                self.on_pass(f"loss without {layer.key}")
-                yield layer
-
-        batches = self.batches(by_length, self.run.config.eval_batch_size)
-        return dict(zip(keys, importance(self.run.model, reported(attention_layers), batches), strict=True))
-
-    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
-        """Collate encoded rows into batches, in their order, on the model's device."""
-        run, collate = self.run, self.run.task.type.collator(self.run.tokenizer)
-        read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
-        listed = rows.select_columns(read).to_list()
-        batches = (dict(collate(listed[i : i + size])) for i in range(0, len(listed), size))
-        return [to_device(batch, run.model.device) for batch in batches]
+def _batches(run: FinishedRun, rows: Dataset, size: int) -> list[dict[str, Any]]:
+    """Collate encoded rows into batches, in their order, on the model's device."""
+    collate = run.task.type.collator(run.tokenizer)
+    read = [name for name in (*run.tokenizer.model_input_names, "labels") if name in rows.column_names]
+    listed = rows.select_columns(read).to_list()
+    return [to_device(collate(listed[i : i + size]), run.model.device) for i in range(0, len(listed), size)]
 
 
-def _recover(
-    run: FinishedRun, layers: tuple[int, ...], epochs: int, callbacks: Sequence[TrainerCallback]
-) -> PrunedModel:
-    """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
-    logger.info("Fine-tuning for %s with layers %s pruned.", counted(epochs, "epoch"), ", ".join(map(str, layers)))
-    trained_on = (run.on_all_rows() if run.config.refit else run).parts.train
-    masked, rows = mask_layers(run.model, layers), encode(trained_on, run.task, run.tokenizer, run.config.max_length)
-    with tempfile.TemporaryDirectory() as unused:
-        trainer = RunTrainer(
-            masked,
-            training_arguments(
-                run.config, output_dir=unused, num_train_epochs=epochs, save_strategy="no", report_to="none"
-            ),
-            task_type=run.task.type,
-            train_dataset=rows,
-            data_collator=run.task.type.collator(run.tokenizer),
-            processing_class=run.tokenizer,
-            compute_loss_func=run_loss(run.config, run.task, rows["labels"][:]),
-            callbacks=list(callbacks),
-        )
-        trainer.train()
-        return PrunedModel(masked.eval())
-
-
-def change_of_score(run: FinishedRun, name: str, before: Array, after: Array, *, changed: bool) -> dict[str, Any]:
-    """Score outputs before and after for a set; if the model was ``changed``, with the difference of its metric."""
+def change_of_score(run: FinishedRun, name: str, before: Array, after: Array) -> dict[str, Any]:
+    """Score outputs before and after for a set, with the difference of its metric."""
     first, second = (run.predictions(name, outputs) for outputs in (before, after))
     return {
         "before": compute_scores(run.task, before, first.labels),
         "after": compute_scores(run.task, after, first.labels),
-        "difference": paired_difference(first, second).as_dict() if changed else None,
+        "difference": paired_difference(first, second).as_dict(),
     }
 
 
@@ -308,29 +271,3 @@ def measure_speed(
                         spent[number] += seconds(run, batch)
             ratios.append(spent[0] / spent[1])
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "rounds": ROUNDS}
-
-
-def _save(work: _Work, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
-    """Write the pruned model, its metrics and its card."""
-    run, source = work.run, Path(work.run.config.output_dir)
-    light.save_pretrained(folder)
-    run.tokenizer.save_pretrained(folder)
-    before, after_ = (
-        sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)
-    )
-    if run.config.adapter is not None:
-        before = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model
-    found["bytes"] = {"before": before, "after": after_}
-    selection_score = found["selection"]["after"][run.task.metric] if found["selection"] else None
-    after = {}
-    for name in run.parts.report or run.sets:
-        outputs = work.outputs(light, name)
-        after[name] = set_scores(run, name, outputs, run.predictions(name, outputs).labels)
-    scored = scored_run(run, run.metrics["method"], run.metrics["options"], after, {}, selection_score=selection_score)
-    metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
-    metrics.pop("accept", None)  # that of the whole model
-    metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
-    (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
-    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
-    write_json(folder / METRICS, metrics)
-    return metrics

@@ -31,12 +31,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import DATA, PATHS, RUN_FILE, RunConfig, Source, by_content, located, partial_of, run_file
+from attendrop.runs.config import DATA, RUN_FILE, RunConfig, Source, by_content, located, partial_of, run_file
 from attendrop.support.files import (
     ADAPTER_CONFIG,
     BASELINE_CONFIG,
     PARTIAL,
     PRUNED_CONFIG,
+    check_writable,
     disk_errors,
     known_sha256,
     model_sha256,
@@ -84,10 +85,7 @@ def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError):
-        raise AttendropError(
-            f"'{path}' is not valid JSON: it was damaged, or attendrop did not write it; restore it, or name another "
-            "folder."
-        ) from None
+        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
     if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
         raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
     return content
@@ -114,14 +112,14 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str |
 
     Options that are None do not count.
     """
-
-    def given(options: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in by_content(located(options)).items() if value is not None}
-
     run = read_run(folder)
     if run is None or (run.get("baseline"), run["data_sha256"]) != (baseline, data_sha256):
         return False
-    return given(run["config"]) == given(_comparable(config)) and _has_model(run, config)
+    began, asked = (
+        {name: value for name, value in by_content(located(options)).items() if value is not None}
+        for options in (run["config"], config.as_dict())
+    )
+    return began == asked and _has_model(run, config)
 
 
 def keeps_model(folder: str | Path) -> bool:
@@ -155,14 +153,11 @@ def check_whole(folder: Path) -> None:
     if written:
         refuse_links(folder)
     needed = [name for name in written if not name.endswith(_MAY_CHANGE)]
-    if lost := [name for name in needed if not (folder / name).is_file()]:
+    wrong = [name for name in needed if not (folder / name).is_file() or known_sha256(folder / name) != written[name]]
+    if wrong:
         raise AttendropError(
-            f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the whole folder again."
-        )
-    if damaged := [name for name in needed if known_sha256(folder / name) != written[name]]:
-        raise AttendropError(
-            f"The model in '{folder}' is damaged, or was changed: the SHA-256 of {', '.join(damaged)} is not that in "
-            f"its {RUN}; copy the whole folder again, or, if the change is meant, copy it without {RUN}."
+            f"In '{folder}', {', '.join(wrong)} is missing, or not as its {RUN} says; copy the folder again, or "
+            f"without {RUN} if the change is meant."
         )
 
 
@@ -196,9 +191,7 @@ def check_keeps_model(run_dir: str) -> None:
     if not keeps_model(run_dir) and not is_baseline(run_dir):
         check_whole(Path(run_dir))
         again = shlex.quote(f"{run_dir}/{RUN_FILE}")
-        raise AttendropError(
-            f"The run in '{run_dir}' kept no model, only its scores; train one with `attendrop train --config {again}`."
-        )
+        raise AttendropError(f"'{run_dir}' kept no model, only scores; run `attendrop train --config {again}`.")
 
 
 def check_source(run_dir: str, source: Source, *, labelled: bool) -> None:
@@ -255,29 +248,18 @@ def locked(folder: Path) -> Iterator[None]:
                 path.rmdir()
 
 
-def check_writable(folder: Path) -> None:
-    """Raise AttendropError if a folder, or the one that it would be created in, cannot be written."""
-    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
-        raise AttendropError(f"The output folder '{folder}' cannot be written: '{ancestor}' does not allow it.")
-
-
 def _check_place(folder: Path) -> None:
     """Raise AttendropError for an output folder to whose place no other folder can be moved."""
     for place in (folder, partial_of(folder)) if folder.name else ():
         if place.is_symlink():
             raise AttendropError(
-                f"'{place}' is a symbolic link, to '{os.readlink(place)}', and attendrop follows none: delete it, or "
-                "name a folder."
+                f"'{place}' is a symbolic link, to '{os.readlink(place)}', and attendrop follows none: name a folder."
             )
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     check_writable(folder.absolute().parent)
     if folder.name in ("", "..") or (folder.exists() and (os.path.ismount(folder) or folder.samefile(Path.cwd()))):
-        raise AttendropError(
-            f"The output folder '{folder}' is the current directory or a mount, in whose place no folder can be put; "
-            "name one within it."
-        )
+        raise AttendropError(f"'{folder}' is the current directory or a mount; name a folder within it.")
 
 
 def _put(source: Path, folder: Path) -> None:
@@ -358,41 +340,25 @@ def check_folder(
     if overwrite or run is None:
         return
     if not resume:
-        raise AttendropError(
-            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
-        )
+        raise AttendropError(f"'{folder}' holds a run already; --resume continues it, --overwrite replaces it.")
     if run.get("baseline") != baseline:
         found = run.get("baseline") or run["config"]["method"]
         raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
 
-    def flat(options: dict[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
-        return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
+    def compared(options: Mapping[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
+        found = by_content(located(options))
+        return {name: value for name, value in found.items() if name != "options"} | flat_options(options["options"])
 
-    before, now = flat(located(run["config"])), flat(located(_comparable(config)))
-    decided = flat({"options": {}} | (run.get("decided") or {}))
-    for name, value in now.items():
+    before = compared(run["config"])
+    for name, value in compared(config.as_dict()).items():
         was = before.get(name)
-        # Files that were moved are compared by their content, see check_unchanged; a hub id is no folder that was.
-        moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
-        if was == value or name == "data_dir" or (moved and (name != "model" or os.path.isabs(str(was)))):
-            continue
-        began, asked = f"{name}={was!r}", repr(value)
-        if was is None:
-            began = f"the default {name}" if name in decided else f"no {name}"
-            began += f" ({decided[name]})" if decided.get(name) is not None else ""
-        if value is None:
-            asked = "the default" if name in decided else "without it"
-        raise AttendropError(
-            f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
-            "another output folder."
-        )
-
-
-def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Return the options that affect the results, as JSON values."""
-    options: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    del options["output_dir"]
-    return options
+        # The content of a local model that was moved is compared by `check_unchanged`.
+        moved = name == "model" and os.path.isabs(str(was)) and not os.path.exists(str(was))
+        if was != value and not moved:
+            began, asked = ("the default" if each is None else repr(each) for each in (was, value))
+            raise AttendropError(
+                f"The run in '{folder}' began with {name}={began}, not {asked}; resume it so, or name another folder."
+            )
 
 
 def _has_model(run: Mapping[str, Any], config: RunConfig) -> bool:
@@ -410,14 +376,10 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
     if not _has_model(run, config):
         raise AttendropError(
-            f"The files of the model in '{config.model}' changed since the run in '{place}' began; it cannot be "
-            "resumed: restore them, or train anew with --overwrite."
+            f"The files of the model in '{config.model}' changed since the run began; restore them, or --overwrite it."
         )
     if (began := run.get("processes", now)) != now and read_metrics(place) is None:
-        raise AttendropError(
-            f"The run in '{place}' began with {began} and not {now} processes, each of which trains on a batch in a "
-            f"step; resume it with {began}, or name another output folder."
-        )
+        raise AttendropError(f"The run in '{place}' began with {began} and not {now} processes; resume it with these.")
 
 
 # During and after a run ----------------------------------------------------------------------------------------------
@@ -425,8 +387,9 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
 
 def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
     """Write ``run.json``, with further entries, and ``run.yaml``; not for a ``baseline``: that would train a model."""
-    began = {"config": located(_comparable(config)), "data_sha256": data_sha256}
+    began: dict[str, Any] = {"config": located(config.as_dict()), "data_sha256": data_sha256}
     began |= {"model_sha256": model_sha256(config.model)}
+    del began["config"]["output_dir"]
     place.mkdir(parents=True, exist_ok=True)
     if "baseline" not in entries:
         write_text(place / RUN_FILE, run_file(config))

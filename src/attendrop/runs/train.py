@@ -8,13 +8,14 @@ that is resumed goes on with the second.
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import logging
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,66 +23,36 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import nn
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, set_seed
-from transformers.trainer_utils import EvalPrediction
+from torch import Tensor, nn
+from transformers import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PreTrainedModel,
+    TrainerCallback,
+    set_seed,
+)
 
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
+from attendrop.runs import data, run_folder, run_trainer
 from attendrop.runs.config import RUN_FILE, RunConfig, run_file
-from attendrop.runs.data import (
-    SKIPPED,
-    Parts,
-    data_report,
-    encode_parts,
-    fingerprint,
-    report_table,
-    report_warnings,
-    sampled_rows,
-)
-from attendrop.runs.head_init import init_head
+from attendrop.runs.data import Parts, ResolvedRun, cached, digest_of_model, resolve_run
+from attendrop.runs.inference import over_rows
 from attendrop.runs.model_card import CARD, model_card
 from attendrop.runs.model_loading import Loaded, add_adapter, load_for
-from attendrop.runs.resolved_run import ResolvedRun, decided, resolve_run
-from attendrop.runs.run_folder import (
-    SAMPLED_ROWS,
-    SELECTION,
-    begin_run,
-    check_folder,
-    check_unchanged,
-    finish_run,
-    is_main_process,
-    locked,
-    name_aside,
-    note_in_run,
-    number_of_processes,
-    put_in_place,
-    read_json,
-    read_metrics,
-    read_run,
-    run_folder,
-    set_aside,
-)
-from attendrop.runs.run_metrics import SetScores, held_out_temperature, run_metrics, score_model, selection_report
-from attendrop.runs.run_trainer import (
-    RunCallback,
-    RunTrainer,
-    check_integration,
-    has_stopped,
-    num_epochs,
-    run_arguments,
-    run_loss,
-)
+from attendrop.runs.run_folder import is_main_process, number_of_processes, read_run
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
-from attendrop.tasks.class_names import names_told, unlabelled_told
+from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
 from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped
-from attendrop.tasks.tokenization import columns_of
+from attendrop.tasks.tokenization import columns_of, document_means, of_documents
+from attendrop.tasks.types.base import Array, TaskType
+from attendrop.tasks.types.linear_models import LinearFit, self_trained
 from attendrop.tasks.types.modeling_mean_pooling import MeanPooling
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
@@ -91,6 +62,7 @@ SUMMARY = "summary.json"
 # Usual upper limits in fine-tuning; an option above its limit is named as the likely cause of a divergence.
 _HIGHEST = {"learning_rate": 1e-3, "weight_decay": 1.0}
 _HIGHEST_OF_METHOD = 100.0
+_ALSO = {"tensorboard": ("tensorboardX",)}  # that do for a package of ``report_to``
 logger = logging.getLogger(__name__)
 
 
@@ -127,7 +99,7 @@ def train(
     """
     if config.fp16 and compute_device(config.device).type == "cpu":
         raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")
-    with run_folder(config, resume=resume, overwrite=overwrite) as place:
+    with run_folder.run_folder(config, resume=resume, overwrite=overwrite) as place:
         return _train(config, place, resume, callbacks, keep_model, checkpoint_seconds)
 
 
@@ -144,52 +116,54 @@ def _train(
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # the peak of this process, which may have trained others; Linux alone can reset it
         Path("/proc/self/clear_refs").write_text("5")
-    check_integration(config.report_to)
+    package = config.report_to
+    if package != "none" and not any(map(importlib.util.find_spec, (package, *_ALSO.get(package, ())))):
+        raise AttendropError(f"report-to {package} needs the package {package}; run `pip install {package}`.")
     # Resolve the options, and load the data and the model.
     begun = (read_run(place) if resume else None) or {}
     run = resolve_run(config, begun.get("decided"))
-    rows = fingerprint(run.parts)
+    rows = data.fingerprint(run.parts)
     if begun:
-        check_unchanged(place, config, rows)
-    if resume and (finished := read_metrics(place)) is not None:
+        run_folder.check_unchanged(place, config, rows)
+    if resume and (finished := run_folder.read_metrics(place)) is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         if is_main_process():  # which may have died before this
-            put_in_place(place, Path(config.output_dir))
+            run_folder.put_in_place(place, Path(config.output_dir))
         return finished
     loaded = load_model(run)
-    encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
+    encoded = data.encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
-    report = data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
-    logger.info("%s", report_table(report, run.task.type))
-    for warning in report_warnings(report, run.task.type):
+    report = data.data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
+    logger.info("%s", data.report_table(report, run.task.type))
+    for warning in data.report_warnings(report, run.task.type):
         logger.warning("%s", warning)
     if not begun and is_main_process():
-        set_aside(place)
-    found = decided(run.config) | {"options": run.config.options}
+        run_folder.set_aside(place)
+    found = {name: getattr(run.config, name) for name in (*data.DECIDED, "options")}
     fit_here = partial(
         fit,
         place=place,
-        begin=partial(begin_run, place, config, rows, decided=found, processes=number_of_processes()),
+        begin=partial(run_folder.begin_run, place, config, rows, decided=found, processes=number_of_processes()),
         callbacks=callbacks,
         checkpoint_seconds=checkpoint_seconds,
     )
     # Without the held-out rows, if they are to be trained on in the end.
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit and selected is None:
-        trainer = fit_here(run, loaded, encoded, begun=begun, checkpoints=place / SELECTION)
-        selected, seconds_before = selection_report(run, trainer, encoded), trainer.meter.seconds_before
+        trainer = fit_here(run, loaded, encoded, begun=begun, checkpoints=place / run_folder.SELECTION)
+        selected, seconds_before = run_trainer.selection_report(run, trainer, encoded), trainer.meter.seconds_before
         if trainer.is_world_process_zero():
-            note_in_run(place, selected=selected)
+            run_folder.note_in_run(place, selected=selected)
         trainer.accelerator.wait_for_everyone()
         if trainer.is_world_process_zero():
-            shutil.rmtree(place / SELECTION, ignore_errors=True)
+            shutil.rmtree(place / run_folder.SELECTION, ignore_errors=True)
         begun, loaded = {}, load_model(run)
     elif selected is not None:
         seconds_before = float(selected["seconds"])
     # The training whose model is kept.
     if selected is not None:
         final = run.on_all_rows(selected["planned_steps"])
-        encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
+        encoded = data.encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
         trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
         logger.info("Training again on all %s, for %s.", trained_on, steps)
     trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
@@ -197,14 +171,14 @@ def _train(
     if config.calibrate:
         if selected is None:
             assert encoded.selection is not None
-            temperature = held_out_temperature(run, trainer, encoded.selection)
+            temperature = run_trainer.held_out_temperature(run, trainer, encoded.selection)
         else:
             temperature = float(selected["temperature"])
         divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
         logger.info("Logits are divided by %.2f, a temperature fitted on held-out rows.", temperature)
     # Score it, and write the results.
-    scores = score_model(run, trainer, encoded, selected)
-    metrics = run_metrics(run, final, trainer, encoded, scores, selected)
+    scores = run_trainer.score_model(run, trainer, encoded, selected)
+    metrics = run_trainer.run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
     if config.accept is not None:
         logger.info("%s", promise(metrics["accept"]))
@@ -215,13 +189,13 @@ def _train(
         with disk_errors(place):
             if keep_model:
                 _save_model(trainer, run, metrics, place)
-            if "dev" in scores and (predictions := scores["dev"].predictions) is not None:
+            if "dev" in scores and (predictions := scores["dev"]["predictions"]) is not None:
                 write_predictions(place / PREDICTIONS, predictions)
             if config.shots is not None or config.max_train_samples is not None:
-                write_json(place / SAMPLED_ROWS, sampled_rows(run.parts))
+                write_json(place / run_folder.SAMPLED_ROWS, data.sampled_rows(run.parts))
             if run.data.skipped:
-                write_skipped(place / SKIPPED, run.data.skipped)
-            finish_run(place, Path(config.output_dir), metrics)
+                write_skipped(place / data.SKIPPED, run.data.skipped)
+            run_folder.finish_run(place, Path(config.output_dir), metrics)
     trainer.accelerator.wait_for_everyone()
     return metrics
 
@@ -238,7 +212,7 @@ def load_model(run: ResolvedRun) -> Loaded:
 def fit(
     run: ResolvedRun,
     loaded: Loaded,
-    encoded: Parts,
+    encoded: data.Parts,
     place: Path,
     begin: Callable[[], None],
     *,
@@ -247,7 +221,7 @@ def fit(
     stop_after: int | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     checkpoint_seconds: float | None = None,
-) -> RunTrainer:
+) -> run_trainer.RunTrainer:
     """Train a model, or resume from its last checkpoint; return the trainer, which stores the head's start.
 
     After the first step, ``begin`` writes the record of the run in ``place``, if there is none. ``begun`` is that
@@ -256,7 +230,7 @@ def fit(
     """
     config, task, tokenizer, checkpoints = run.config, run.task, loaded.tokenizer, checkpoints or place
     checkpoint = last_checkpoint(checkpoints) if begun else None
-    arguments = run_arguments(run, len(encoded.train), checkpoints, timed=checkpoint_seconds is not None)
+    arguments = run_trainer.run_arguments(run, len(encoded.train), checkpoints, timed=checkpoint_seconds is not None)
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
         head_init = begun.get("head_init")
@@ -273,17 +247,11 @@ def fit(
     def note() -> None:
         if read_run(place) is None:
             begin()
-        note_in_run(place, head_init=head_init)
+        run_folder.note_in_run(place, head_init=head_init)
 
-    own: list[TrainerCallback] = [
-        RunCallback(
-            save_steps=config.save_steps,
-            log_steps=config.logging_steps,
-            save_seconds=checkpoint_seconds,
-            stop_after=stop_after,
-            begun=note if checkpoint is None and is_main_process() else None,
-        )
-    ]
+    begins = note if checkpoint is None and is_main_process() else None
+    meter = run_trainer.RunCallback(config.save_steps, config.logging_steps, checkpoint_seconds, stop_after, begins)
+    own: list[TrainerCallback] = [meter]
     if config.patience is not None and encoded.selection is not None:
         own.append(EarlyStoppingCallback(config.patience))
 
@@ -293,7 +261,7 @@ def fit(
         return compute_scores(task, outputs, task.type.references(rows))
 
     selection = {} if encoded.selection is None else columns_of(encoded.selection)
-    trainer = RunTrainer(
+    trainer = run_trainer.RunTrainer(
         loaded.model,
         arguments,
         regularizer=run.method,
@@ -304,12 +272,12 @@ def fit(
         processing_class=tokenizer,
         compute_metrics=lambda found: scores(found, selection),
         compute_reward_metrics=lambda found: scores(found, {"labels": found.label_ids}),
-        compute_loss_func=run_loss(config, task, encoded.train["labels"][:]),
+        compute_loss_func=run_trainer.run_loss(config, task, encoded.train["labels"][:]),
         task_type=task.type,
         callbacks=[*own, *callbacks],
     )
-    trainer.head_init = head_init
-    trainer.has_stopped = checkpoint is not None and has_stopped(config, checkpoint, stop_after)
+    trainer.head_init, trainer.meter = head_init, meter
+    trainer.has_stopped = checkpoint is not None and run_trainer.has_stopped(config, checkpoint, stop_after)
     if config.max_steps == 0:
         note()
     else:
@@ -354,7 +322,7 @@ def divide_logits(model: PreTrainedModel, temperature: float) -> None:
             parameter.div_(temperature)
 
 
-def _save_model(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
+def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict[str, Any], files: Path) -> None:
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -368,6 +336,115 @@ def _save_model(trainer: RunTrainer, run: ResolvedRun, metrics: dict[str, Any], 
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock), encoding="utf-8")
+
+
+# The start of the head: linear probing (Kumar et al., 2022) ----------------------------------------------------------
+
+
+class _NoProbe(Exception):
+    """Reason why the head cannot start from a linear model."""
+
+
+def init_head(
+    loaded: Loaded, task_type: TaskType, encoded: Parts, config: RunConfig, groups: Sequence[Any] | None = None
+) -> dict[str, Any] | None:
+    """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
+
+    Nothing is random, and the model's random state is not used: with the same rows, all methods start alike. ``groups``
+    are those of the texts, see :meth:`TaskType.fit_linear`. Unlabelled texts are used as in :func:`self_trained`.
+
+    Returns:
+        ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
+        ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at random: by choice, or
+        because it is not one new linear layer on trained features, which is an AttendropError unless ``head_init`` is
+        "auto".
+    """
+    if config.head_init == "random":
+        return None
+    model, tokenizer, new = loaded
+    balanced = config.class_weights is not None
+    columns = encoded.train.to_dict()
+    unlabelled = None if encoded.unlabelled is None else encoded.unlabelled.to_dict()
+
+    def key() -> list[Any]:
+        start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
+        options = [config.eval_batch_size, str(model.device), task_type.kind, balanced, groups]
+        return [start, columns, *options, unlabelled or {}, encoded.names]
+
+    def features_of(columns: dict[str, list[Any]]) -> Array:  # the inputs of the linear layer, (rows, features)
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def inputs_of(batch: dict[str, Tensor]) -> Array:
+            seen.clear()
+            logits = task_type.predict(model, batch)
+            features, outputs = seen[-1] if seen else (torch.empty(0), torch.empty(0))
+            if features.ndim != 2 or not np.array_equal(outputs.float().cpu().numpy(), logits):
+                raise _NoProbe(f"{type(model).__name__} does more than one linear layer on one vector of a text")
+            found: Array = features.float().cpu().numpy()
+            return found
+
+        hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+        try:
+            found = over_rows(inputs_of, model, tokenizer, task_type, columns, config.eval_batch_size)
+        finally:
+            hook.remove()
+        return document_means(found, columns)
+
+    def fitted() -> tuple[LinearFit, dict[str, Any]]:
+        features = features_of(columns)
+        labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
+        fit = task_type.fit_linear(features, labels, balanced=balanced, groups=groups)
+        if fit is None:
+            raise _NoProbe("the training rows do not determine a linear model")
+        if unlabelled is None:
+            return fit, {}
+        names = [False] * (len(labels) - encoded.names) + [True] * encoded.names
+        fit, decision = self_trained(
+            fit, features, labels, features_of(unlabelled), never_held_out=names, balanced=balanced, groups=groups
+        )
+        return fit, {"unlabelled": decision}
+
+    try:
+        if not task_type.one_vector:
+            raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
+        linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
+        model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
+        fit, decision = cached(
+            key, fitted, lambda found: found[0].weight.nbytes + found[0].bias.nbytes, kind="head start"
+        )
+    except _NoProbe as reason:
+        if config.head_init == "linear-probe":
+            raise AttendropError(f"head-init 'linear-probe' is not possible: {reason}; use 'random'.") from None
+        return None
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(fit.weight))
+        linear.bias.copy_(torch.from_numpy(fit.bias))
+    metric, score = fit.score
+    settings = ", ".join(f"{name} = {value:g}" for name, value in fit.settings.items())
+    told = "The head starts from a %s on the frozen encoder (%s): %s %.2f on the training rows."
+    logger.info(told, fit.kind, settings, metric, score)
+    if decision:
+        logger.info("%s", *unlabelled_decisions([("the head's start", decision["unlabelled"])]))
+    return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score} | decision
+
+
+def _new_linear_layer(model: PreTrainedModel, new: Collection[str], *, strict: bool) -> nn.Linear:
+    """Find the linear layer that computes the logits; with ``strict``, nothing else may be new."""
+    outputs = model.config.num_labels
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
+    }
+    if len(linear) != 1:
+        raise _NoProbe(f"the model has {len(linear)} new linear layers with an output for each class, and not one")
+    name, layer = next(iter(linear.items()))
+    others = sorted(key for key in new if not key.startswith(f"{name}."))
+    if strict and others:
+        raise _NoProbe(f"its features pass through weights that are new, too ({others[0]})")
+    if layer.bias is None:
+        raise _NoProbe(f"its layer {name} has no bias")
+    return layer
 
 
 # What a run logs before and after training ----------------------------------------------------------------------------
@@ -403,7 +480,7 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     logger.info("Training: %s of batches of %d, %s%s%s.", length, config.batch_size, rate, reads, adapter)
     if decision := decided_by_data(run.method.name, run.given.options, run.method.options()):
         logger.info("The data have many classes with few rows each, so the method is %s.", decision)
-    total = num_epochs(config, rows)
+    total = run_trainer.num_epochs(config, rows)
     for part in run.method.parts:
         epochs = part.regularized_epochs(total)
         if epochs is None:
@@ -418,12 +495,12 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
-def announce_scores(scores: Mapping[str, SetScores], fit: Mapping[str, Any]) -> None:
+def announce_scores(scores: Mapping[str, Mapping[str, Any]], fit: Mapping[str, Any]) -> None:
     """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
     for name, found in scores.items():
-        if len(found.predicted) == 1 and sum(found.predicted.values()) >= found.rows > 1:
-            answer = next(iter(found.predicted))
-            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
+        if len(found["predicted"]) == 1 and sum(found["predicted"].values()) >= found["rows"] > 1:
+            answer = next(iter(found["predicted"]))
+            logger.warning("The model predicts %r for all %d rows of %s.", answer, found["rows"], name)
     if not fit["fitted"]:
         told = "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate."
         logger.warning(told, fit["metric"], fit["score"])
@@ -449,21 +526,16 @@ def train_seeds(
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(seed for seed in seeds if seeds.count(seed) > 1)} is given twice.")
     folder, writes = Path(config.output_dir), is_main_process()
-    configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
-    with locked(folder) if writes else nullcontext():
+    configs = [replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
+    with run_folder.locked(folder) if writes else nullcontext():
         if writes:
             if read_run(folder) is not None:
                 raise AttendropError(f"The output folder '{folder}' holds a run of one seed; name another folder.")
-            summary = read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
-            begun = any((*folder.glob("seed[0-9]*"), *folder.glob(".seed[0-9]*")))
-            if strange := next((name for name in (RUN_FILE, SUMMARY) if not begun and (folder / name).exists()), None):
-                raise AttendropError(f"'{folder / strange}' was not written by attendrop; name another folder.")
+            summary = run_folder.read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
             if summary is not None and not (resume or overwrite):
-                raise AttendropError(
-                    f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
-                )
+                raise AttendropError(f"'{folder}' holds a summary of runs already; --resume or --overwrite them.")
             for each in configs:
-                check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
+                run_folder.check_folder(Path(each.output_dir), each, resume=resume, overwrite=overwrite)
         found = []
         for number, each in enumerate(configs, start=1):
             logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
@@ -471,7 +543,7 @@ def train_seeds(
             file, content = folder / RUN_FILE, run_file(config, seeds)
             if writes and number == 1:
                 if file.exists() and file.read_text(encoding="utf-8") != content:
-                    file.replace(name_aside(file))
+                    file.replace(run_folder.name_aside(file))
                 write_text(file, content)
         summary = summarise(found)
         if writes:

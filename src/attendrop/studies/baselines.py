@@ -20,12 +20,10 @@ from attendrop.attention.hooks import forked_rng
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import fingerprint
+from attendrop.runs.data import ResolvedRun, cached, digest_of_model, fingerprint, resolve_run, steps
+from attendrop.runs.inference import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
-from attendrop.runs.prediction_passes import BaselineModel, fit_tf_idf, frozen_features, tf_idf
-from attendrop.runs.resolved_run import ResolvedRun, resolve_run, steps
-from attendrop.runs.result_cache import cached, digest_of_model
 from attendrop.runs.run_folder import (
     begin_run,
     check_unchanged,
@@ -35,8 +33,7 @@ from attendrop.runs.run_folder import (
     run_folder,
     set_aside,
 )
-from attendrop.runs.run_metrics import scored_run, set_scores, training_rows
-from attendrop.runs.run_trainer import silence
+from attendrop.runs.run_trainer import scored_run, set_scores, silence, training_rows
 from attendrop.studies import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
 from attendrop.support.models import compute_device
@@ -62,7 +59,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
     - ``tfidf``: TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text, with a linear
       model.
     - ``frozen``: the mean of the tokens of the model as it is, two texts read as a pair, with a linear model; see
-      :func:`attendrop.runs.prediction_passes.frozen_features`.
+      :func:`attendrop.runs.inference.frozen_features`.
     - ``setfit``: the same, after the contrastive stage of SetFit (Tunstall et al., 2022) on the training rows, by its
       package and with its authors' settings; it reads the same number of texts as fine-tuning by the recipe. For single
       texts only.
@@ -74,7 +71,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         config: Options of the run; those of its method and of the optimization are not used.
         name: Name of the baseline.
         keep_model: Also write the model, which `attendrop predict` and `evaluate` read
-            (:mod:`attendrop.runs.prediction_passes`).
+            (:mod:`attendrop.runs.inference`).
         overwrite: Replace the run in the folder when this one is complete.
 
     Returns:
@@ -127,8 +124,8 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             run.task.type.configure(own)
             model.save(place, own)
             write_text(place / CARD, baseline_card(metrics, run.task.type))
-        if "dev" in scores and scores["dev"].predictions is not None:
-            write_predictions(place / PREDICTIONS, scores["dev"].predictions)
+        if "dev" in scores and scores["dev"]["predictions"] is not None:
+            write_predictions(place / PREDICTIONS, scores["dev"]["predictions"])
         finish_run(place, Path(config.output_dir), metrics)
     return metrics
 

@@ -22,11 +22,10 @@ from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError, did_you_mean
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
-from attendrop.runs.config import RunConfig, declared, partial_of, takes_options
-from attendrop.runs.data import fingerprint
+from attendrop.runs.config import RunConfig, declared, partial_of
+from attendrop.runs.data import fingerprint, resolve_run
 from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
-from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies import FROZEN
@@ -139,7 +138,6 @@ class Outcome:
         write_reports(folder, text, self.as_dict(), csv_of_records(self.answer.records()))
 
 
-@takes_options(Comparison, RunConfig)
 def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
     """Find out which method to fine-tune data with: ``attendrop compare`` from Python.
 
@@ -457,7 +455,7 @@ def best_model(
 
     It is trained on all rows, but for those that the method, the protocol or ``accept`` needs held out. A linear model
     on the frozen encoder is made by a run that fine-tunes nothing, so that it is a model of transformers. Other
-    baselines are models of :mod:`attendrop.runs.prediction_passes`.
+    baselines are models of :mod:`attendrop.runs.inference`.
     """
     found = {method_label(each.run): (each.spec, each.metrics) for each in results if each.metrics is not None}
     spec, metrics = found[answer.use or REFERENCE]

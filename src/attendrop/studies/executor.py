@@ -40,7 +40,7 @@ from typing import Any, Literal
 from attendrop.errors import AttendropError, check_count, machine_failure, one_line
 from attendrop.runs.config import DEFAULT_TEST_FRACTION, RunConfig, by_content
 from attendrop.runs.run_folder import METRICS, locked, number_of_processes, read_json, read_metrics
-from attendrop.support.files import first_line, model_sha256, write_bytes, write_json, write_text
+from attendrop.support.files import first_line, known_sha256, model_sha256, write_bytes, write_json, write_text
 from attendrop.wording import counted
 
 RUNS = "runs"
@@ -154,9 +154,9 @@ class Event:
 
 def data_sha256(config: RunConfig) -> str:
     """Hash the files of a run's data; not those that are missing, with which the run fails, nor data from the hub."""
-    from attendrop.runs.data import data_files, digest
+    from attendrop.runs.data import data_files
 
-    digests = [digest(path) for path in data_files(config)]
+    digests = [known_sha256(path) if path.is_file() else "" for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
@@ -333,9 +333,9 @@ class Runner:
 
     def release(self) -> None:
         """Free what idle processes hold, such as the memory of GPUs; the next run starts them again."""
-        from attendrop.runs.result_cache import forget_results
+        from attendrop.runs.data import share_results
 
-        forget_results()
+        share_results(False)
 
     def close(self) -> None:
         """End all processes."""
@@ -361,7 +361,7 @@ def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
     """
     from transformers import TrainerCallback
 
-    from attendrop.runs.result_cache import share_results
+    from attendrop.runs.data import share_results
     from attendrop.runs.train import train
     from attendrop.studies.baselines import run_baseline
 

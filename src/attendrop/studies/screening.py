@@ -20,8 +20,8 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
+from attendrop.runs.inference import frozen_features
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prediction_passes import frozen_features
 from attendrop.studies import FROZEN
 from attendrop.studies.answer import MethodRow, ends, number, p_text, signed
 from attendrop.studies.baselines import defined_for

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, suggestion
 from attendrop.runs.config import RunConfig, convert_option, read_yaml
-from attendrop.runs.run_folder import LOCK, check_writable, read_json
+from attendrop.runs.run_folder import LOCK, read_json
 from attendrop.studies import BASELINES
 from attendrop.studies.executor import (
     COMPARED,
@@ -35,7 +35,7 @@ from attendrop.studies.executor import (
     open_runner,
     with_evaluation,
 )
-from attendrop.support.files import write_json, write_text
+from attendrop.support.files import check_writable, write_json, write_text
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.table import with_files
 from attendrop.wording import csv_of_records, in_markdown, markdown_table

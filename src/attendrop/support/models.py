@@ -52,8 +52,7 @@ def refuse_graph(batch: Batch) -> None:
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.requires_grad:
             raise AttendropError(
-                f"The batch's {name!r} requires a gradient, but the method uses the batch again after its backward "
-                "pass; pass the model its source (input_ids), or detach it."
+                f"The batch's {name!r} requires a gradient; pass the model its source (input_ids), or detach it."
             )
 
 
@@ -172,8 +171,7 @@ def sharding_mesh(model: nn.Module) -> Any:
     mesh = next((each.device_mesh for each in model.parameters() if isinstance(each, DTensor)), None)
     if mesh is not None and (mesh.ndim > 1 or not any(isinstance(module, FSDPModule) for module in model.modules())):
         raise AttendropError(
-            f"The parameters of {type(model).__name__} are divided among processes over several dimensions, or "
-            "otherwise than by fully_shard (FSDP2); divide them by fully_shard over a mesh of one dimension."
+            f"{type(model).__name__} is divided otherwise than by fully_shard (FSDP2) over a mesh of one dimension."
         )
     return mesh
 

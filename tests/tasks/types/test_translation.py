@@ -12,8 +12,8 @@ from helpers import tiny_translators
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from attendrop.errors import AttendropError
+from attendrop.runs.inference import predict_outputs
 from attendrop.runs.model_card import usage_of
-from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task, encode_columns
 from attendrop.tasks.types.base import row_array
 from attendrop.tasks.types.translation import Translation, WrittenText

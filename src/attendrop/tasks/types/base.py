@@ -460,7 +460,7 @@ logits = model(**inputs).logits"""
         return self.separator.join(self.all_names[number] for number in self.ids_in(label)) if named else label
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Summarize the labels of some rows as JSON values, see :func:`attendrop.runs.data.label_lines`."""
+        """Summarize the labels of some rows as JSON values, see :func:`attendrop.runs.data.report_table`."""
         return {self.label_noun[-1]: self.counted(rows["label"][:])}
 
 

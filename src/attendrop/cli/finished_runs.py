@@ -1,0 +1,448 @@
+"""`attendrop report`, `evaluate`, `predict`, `patterns`, `attend`, `prune`, `export` and `push`: of finished runs."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attendrop.cli import app as ui
+from attendrop.errors import AttendropError
+from attendrop.runs.config import DEFAULT_METHOD, RUN_FILE, Source
+from attendrop.runs.run_folder import check_source, input_files, read_run
+from attendrop.support.files import check_output, write_bytes, write_json, write_text
+from attendrop.tasks.table import STDIN
+from attendrop.wording import RIGHT, aligned, counted, counted_rows, counts_of, interval_of, score_text
+
+if TYPE_CHECKING:
+    from attendrop.reports.learned_patterns import Patterns
+
+_EVALUATED, _PREDICTED = "--eval-file", "--predict-file"
+# Classes, confusions and errors that a report prints, and characters of a text; JSON has all.
+_CLASSES, _CONFUSIONS, _ERRORS, _WIDTH = 30, 10, 5, 100
+# Columns of accuracy at coverage, and the length of a bar of accuracy 1.
+_CURVE, _BAR = ("confidence", "accuracy"), 40
+_PERIODS = 12  # of what AttendOut learnt that are printed
+_PAGE = "attention.html"
+
+
+@ui.app.command()
+def report(
+    folder: Annotated[str, ui.path_argument("Folder of a study, a comparison or a run.", "DIR")],
+    output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Method to compare with, by its label.", show_default="that of the answer, or finetune"),
+    ] = None,
+    overwrite: ui.Overwrite = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Make tables, figures and an HTML page of finished runs."""
+    from attendrop.reports.report import PAGE, write_report
+
+    with ui.messages(quiet=quiet):
+        found = write_report(folder, output_dir, reference=reference, overwrite=overwrite)
+    settings = found.results.settings
+    figures = [name for name in found.files if name.endswith(".svg")]
+    tables = [str(found.folder / name) for name in found.files if name.startswith("table.")]
+    lines = [
+        *(f"{each.name}: " * (len(settings) > 1) + each.answer.sentences[0] for each in settings),
+        "",
+        *found.results.notes,
+        *(f"Not made: {line}" for line in found.left_out),
+        *([f"Tables: {', '.join(tables)}"] if tables else []),
+        f"Figures: {len(figures)} in {found.folder}, as PDF, PNG and SVG",
+        f"Page: {found.folder / PAGE}",
+    ]
+    ui.show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)
+
+
+@ui.app.command()
+@ui.with_run_options
+def evaluate(
+    run: ui.RunFolder,
+    path: Annotated[str | None, ui.file_argument(_EVALUATED)] = None,
+    *,
+    data: Annotated[
+        Mapping[str, Any],
+        ui.Groups(
+            *("task", "file", "columns", "labels", "format", "rows"),
+            of=Source,
+            split=("Split of the task.", "dev"),
+            file=(None, None, _EVALUATED),
+        ),
+    ],
+    report: Annotated[
+        bool, typer.Option("--report", help="Also analyse errors: classes, confusions, calibration, examples.")
+    ] = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Score the model of a run on labelled data; without any, on the rows that the run held out."""
+    source = Source(**{**data, "file": ui.one_file(path, _EVALUATED, data.get("file"))})
+    check_source(run, source, labelled=True)
+
+    from attendrop.runs.inference import evaluate as evaluate_run
+
+    with ui.messages(quiet=quiet):
+        found = evaluate_run(run, source, report=report)
+    lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
+    lines |= {name.replace("_", " "): score_text(value) for name, value in found["all_scores"].items()}
+    if unknown := found["unknown_labels"]:
+        lines["unknown labels"] = f"{sum(unknown.values())}, which count as wrong: {counts_of(unknown)}"
+    for groups in found["groups"].values():
+        for name, group in groups.items():
+            lines[name] = f"{score_text(group[found['metric']])} ({counted(group['rows'], 'row')})"
+    shown = ui.lines_of(lines) + (f"\n\n{error_report(found['report'])}" if report else "")
+    ui.show(found, shown, quiet=quiet, as_json=as_json)
+
+
+def error_report(report: Mapping[str, Any]) -> str:
+    """Format an :func:`attendrop.tasks.error_analysis.error_analysis`: worst classes first, then its parts."""
+    from attendrop.tasks.error_analysis import remarks, worst_classes
+
+    worst, scores = worst_classes(report), ("precision", "recall", "f1")
+    table = [("class", "rows", "predicted", "precision", "recall", "F1")] + [
+        (each["class"], str(each["rows"]), str(each["predicted"]), *(f"{each[name]:.3f}" for name in scores))
+        for each in worst[:_CLASSES]
+    ]
+    parts = [aligned(table, "lr")]
+    if len(worst) > _CLASSES:
+        parts[0].append(f"and {len(worst) - _CLASSES} with an F1 no lower; --json has all")
+    if confusions := report.get("confusions"):
+        pairs = [(each["class"], "->", each["predicted"], str(each["rows"])) for each in confusions[:_CONFUSIONS]]
+        parts.append(["most confused", *(f"  {line}" for line in aligned(pairs, "lllr"))])
+    if coverage := report.get("coverage"):
+        shown = [(f"{each['coverage']:.0%}", *(f"{each[name]:.3f}" for name in _CURVE)) for each in coverage]
+        bars = ["", *("█" * round(_BAR * each["accuracy"]) for each in coverage)]
+        lines = aligned([("most confident", *_CURVE), *shown], "r")
+        parts.append([f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)])
+    parts += [found] if (found := remarks(report)) else []
+    lines = ["most confident errors"]
+    for error in report.get("errors", ())[:_ERRORS]:
+        lines.append(f"  row {error['row'] + 1}: {shorten(error['text'], _WIDTH, placeholder='…')}")
+        lines.append(f"    is {error['class']}, predicted {error['predicted']} ({error['probability']:.2f})")
+        if near := error.get("nearest"):
+            text = shorten(near["text"], _WIDTH, placeholder="…")
+            lines.append(f"    nearest training row ({near['likeness']:.2f}), {near['class']}: {text}")
+    parts += [lines] if len(lines) > 1 else []
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+@ui.app.command()
+@ui.with_run_options
+def predict(
+    run: ui.RunFolder,
+    path: Annotated[str | None, ui.file_argument(_PREDICTED)] = None,
+    *,
+    output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl, .conll or .txt file; - is stdout.")],
+    data: Annotated[
+        Mapping[str, Any],
+        ui.Groups(
+            *("task", "file", "columns", "format"),
+            of=Source,
+            split=("Split of the task.", "test"),
+            file=("Your file; - is stdin.", "", _PREDICTED),
+        ),
+    ],
+    output_format: Annotated[
+        str | None, typer.Option(help="csv, tsv, jsonl, conll or txt.", show_default="by the extension; csv on stdout")
+    ] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write the probabilities of all classes.")
+    ] = False,
+    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Also write the columns of the file.")] = False,
+    escape_formulas: Annotated[
+        bool,
+        typer.Option("--escape-formulas", help="Write ' before cells that a spreadsheet would compute, such as =1+1."),
+    ] = False,
+    rows: Annotated[Mapping[str, Any], ui.Groups("rows", of=Source)],
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Write a prediction for every row; for GLUE tasks in the format of a submission."""
+    options = {**data, **rows, "file": ui.one_file(path, _PREDICTED, data.get("file"))}
+    if rows.get("skip_bad_rows") and output != STDIN:
+        options.setdefault("skipped_file", f"{output}.skipped.jsonl")
+    source = Source(**options)
+    if as_json and output == STDIN:
+        raise AttendropError("--json and --output - both write on stdout; choose one.")
+    check_source(run, source, labelled=False)
+
+    from attendrop.runs.inference import predict as predict_rows
+
+    with ui.messages(quiet=quiet):
+        found = predict_rows(
+            run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
+            escape_formulas=escape_formulas,
+        )  # fmt: skip
+    empty = f", and an empty one for {counted(found['skipped'], 'skipped row')}," if found["skipped"] else ""
+    shown = f"Wrote {counted(found['rows'], 'prediction')}{empty} to {output}."
+    ui.show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)
+
+
+@ui.app.command()
+def patterns(
+    run: ui.RunFolder,
+    fit: Annotated[
+        int | None, typer.Option(help="Least number of linear pieces of a fitted schedule.", show_default="none")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="PNG figure of what was learnt.", show_default="RUN/patterns.png")
+    ] = None,
+    options: Annotated[
+        str | None, typer.Option(help="JSON file of the fit.", show_default="RUN/scheduler.json")
+    ] = None,
+    overwrite: ui.Overwrite = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Show what a run of AttendOut learnt, and fit a schedule to it."""
+    if options is not None and fit is None:
+        raise AttendropError("--options names the file of a fit; give the number of its pieces with --fit.")
+    from attendrop.reports import learned_patterns
+
+    with ui.messages(quiet=quiet):
+        found = learned_patterns.read(Path(run))
+        fitted = None if fit is None else learned_patterns.fit(found, fit)
+        picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/scheduler.json")
+        for file in (picture, schedule) if fitted is not None else (picture,):
+            check_output(file, input_files(Path(run)), overwrite=overwrite)
+        write_bytes(picture, learned_patterns.figure(found, fitted).files()["png"])
+        curves = [[None if math.isnan(p) else p for p in curve] for curve in found.probabilities.T.tolist()]
+        values: dict[str, Any] = {
+            "run": run,
+            "picture": str(picture),
+            "dropout_steps": len(found.steps),
+            "drop_probability": dict(zip(found.layers, curves, strict=True)),
+            "steps": found.steps.astype(int).tolist(),
+            "period_shares": found.period_shares.tolist(),
+        }
+        text = [f"AttendOut: {found.run}", "", *_learnt(found), "", f"Wrote {picture}."]
+        if fit is not None and fitted is not None:
+            method = learned_patterns.scheduler(found, fitted)
+            write_json(schedule, {"method": method.name, "options": method.options()})  # for train --options
+            again = ["--config", f"{run}/{RUN_FILE}", "--method", method.name, "--options", str(schedule)]
+            command = shlex.join(["attendrop", "train", *again])
+            values["fit"] = {
+                "file": str(schedule),
+                "rms": dict(zip(found.layers, fitted.rms.tolist(), strict=True)),
+                "largest_deviation": dict(zip(found.layers, fitted.largest.tolist(), strict=True)),
+                "command": command,
+                **method.options(),
+            }
+            rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error", "largest"]]
+            for layer, at_knots, *errors in zip(found.layers, fitted.values.T, fitted.rms, fitted.largest, strict=True):
+                rows.append([layer, *(f"{value:.3f}" for value in at_knots), *(f"{error:.4f}" for error in errors)])
+            text += ["", f"Least squares fit, linear pieces between {len(fitted.knots)} knots:"]
+            text += aligned(rows, RIGHT, " ")
+            if (taken := len(fitted.knots) - 1) > fit:
+                text.append(f"A fit of {counted(fit, 'piece')} is far off the curves; {taken} were taken.")
+            if fitted.largest.max() > learned_patterns.FAR:
+                text.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
+            text += [f"Wrote {schedule}. To train with it:", command]
+    ui.show(values, "\n".join(text), quiet=quiet, as_json=as_json)
+
+
+def _learnt(found: Patterns) -> list[str]:
+    """Format some dropout steps, with the first and the last: probabilities by layer, reward, survivor."""
+    count = len(found.steps)
+    last = min(count, _PERIODS) - 1
+    shown = sorted({round(i * (count - 1) / max(last, 1)) for i in range(last + 1)})
+    kinds = {layer.split(".")[0] for layer in found.layers}
+    names = [layer.split(".")[1] for layer in found.layers] if len(kinds) == 1 else found.layers
+    rows = [["step", *names, "reward", "kept"]]
+    for i in shown:
+        kept = "A" if found.attacker_survived[i] else "D"
+        cells = ["–" if math.isnan(p) else f"{p:.3f}" for p in found.probabilities[i]]
+        partial = "" if found.period_shares[i] == 1 else "*"
+        rows.append([f"{found.steps[i]:.0f}{partial}", *cells, f"{found.rewards[i]:+.3f}", kept])
+    survived = sum(found.attacker_survived)
+    lines = [
+        f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
+        *aligned(rows, RIGHT, " "),
+        f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
+    ]
+    if (found.period_shares < 1).any():
+        lines.append("* a partial period, since training ended; it weighs less in a fit.")
+    return lines
+
+
+@ui.app.command()
+def attend(
+    model: Annotated[str, ui.path_argument("Folder of a finished run or of a model, hub id, or minilm.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="One or more texts.")],
+    text_pair: ui.TextPair = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Cross out what this method drops.", show_default=f"that of the run, or {DEFAULT_METHOD}"),
+    ] = None,
+    settings: ui.MethodSettings = None,
+    attribution: Annotated[str, typer.Option(help="gradient or integrated_gradient.")] = "gradient",
+    layers: Annotated[str, typer.Option(help="Layers to show: all, first, or numbers such as 0,5.")] = "all",
+    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="that of the run, or 128")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random drops.")] = 0,
+    output: Annotated[str | None, typer.Option(help="The page, HTML.", show_default=f"RUN/{_PAGE}, or {_PAGE}")] = None,
+    overwrite: ui.Overwrite = False,
+    device: ui.Device = "auto",
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
+    from attendrop.methods.core.registry import build_method
+    from attendrop.reports.attention_viewer import attention_page, load_stages, show_texts
+
+    options = ui.read_settings(settings or [])
+    chosen = None if method is None else build_method(method, options)
+    folder = Path(model)
+    is_run = folder.is_dir() and read_run(folder) is not None
+    file = Path(output or (folder / _PAGE if is_run else _PAGE))
+    check_output(file, input_files(folder), overwrite=overwrite)
+    with ui.messages(quiet=quiet):
+        stages = load_stages(model, chosen, settings=options, seed=seed, device=device)
+        shown = show_texts(
+            stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
+        )
+        page = attention_page(folder.absolute().name, stages, shown, attribution)
+    write_text(file, page)
+    told: list[dict[str, Any]] = []
+    lines = []
+    for each in shown:
+        of_stages = list(zip(stages.stages, each.stages, strict=True))
+        found: dict[str, Any] = {"text": each.text, "tokens": len(each.stages[0].tokens), "note": each.note}
+        found["predictions"] = {stage.name: dict(maps.prediction) for stage, maps in of_stages}
+        told.append(found | {"predicted": [maps.predicted for maps in each.stages]})
+        lines.append(f"{each.text} ({len(each.stages[0].tokens)} tokens)")
+        lines += [f"  {stage.name}: {maps.predicted}" for stage, maps in of_stages]
+    crossed = None if stages.method is None else stages.method.name
+    lines.append("No method drops anything." if crossed is None else f"Crossed out: what {crossed} drops.")
+    size = len(page.encode())
+    lines.append(f"Wrote {file}, {size / 1e6:.1f} MB; open it in a browser.")
+    found = {"model": model, "output": str(file), "bytes": size, "method": crossed, "texts": told}
+    ui.show(found, "\n".join(lines), quiet=quiet, as_json=as_json)
+
+
+@ui.app.command()
+def prune(
+    run: ui.RunFolder,
+    output_dir: Annotated[str, typer.Option(help="A new folder for the pruned model.")],
+    layers: Annotated[
+        str, typer.Option(help="auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8').")
+    ] = "auto",
+    select_by: Annotated[
+        str,
+        typer.Option(
+            help="importance (loss without a layer); method (what it learnt to drop); auto: importance, unless what "
+            "the method learnt can be told from noise."
+        ),
+    ] = "auto",
+    tolerance: Annotated[float, typer.Option(help="With auto: allowed loss in selection score.")] = 0.0,
+    recover_epochs: Annotated[int, typer.Option(help="Number of epochs of fine-tuning afterwards.")] = 0,
+    data_dir: ui.DataDir = None,
+    device: ui.Device = "auto",
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Replace attention by constants in some layers, for a smaller and faster model."""
+    from attendrop.cli.progress import TrainingProgress
+    from attendrop.runs.prune import prune_run
+
+    with ui.messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
+        metrics = prune_run(
+            run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
+            data_dir=data_dir, device=device, callbacks=[] if quiet else [progress],
+        )  # fmt: skip
+    pruned, name = metrics["pruned"], metrics["metric"].replace("_", " ")
+
+    def before_after(values: Mapping[str, Any], shown: Any) -> str:
+        return " -> ".join(dict.fromkeys(shown(values[when]) for when in ("before", "after")))
+
+    layers = f"{len(pruned['layers'])} of {pruned['of']} layers{': ' if pruned['layers'] else ''}"
+    ranking = "  ".join(f"{key.split('.')[1]}: {value:.3f}" for key, value in pruned["harm"].items())
+    lines = {"constant attention": layers + ", ".join(map(str, pruned["layers"]))}
+    lines["ranked by"] = f"{pruned['measure']}  {ranking}"
+    if pruned["scores"]:  # the trials of auto, and what the rows cannot decide
+        rows = f"{name} on {pruned['rows']} rows of {pruned['chosen_on']}"
+        lines["tried"] = f"{rows}; differences, 95 % intervals for all at once"
+        for count, score in pruned["scores"].items():
+            found = pruned["differences"].get(count)
+            gap = "" if found is None else f"  {score_text(found['value'], score, '+')}  ({interval_of(found, score)})"
+            lines[f"  {counted(int(count), 'layer')}"] = score_text(score) + gap
+        lines |= {"not known": pruned["unknown"]} if pruned["unknown"] else {}
+    if pruned["recover_epochs"]:
+        lines["recovered"] = f"fine-tuned for {counted(pruned['recover_epochs'], 'more epoch')}"
+    sets = ({"selection": pruned["selection"]} if pruned["selection"] else {}) | pruned["all_scores"]
+    for part, both in sets.items():
+        score = both["before"][metrics["metric"]]
+        before, after = (score_text(both[when][metrics["metric"]], score) for when in ("before", "after"))
+        gap = f"95 % interval of the difference: {interval_of(both['difference'], score)}"
+        lines[f"{part} score"] = f"{name} {before}" + (f" -> {after}  ({gap})" if both["difference"] else "")
+    lines["parameters"] = before_after(pruned["parameters"], lambda count: f"{count:,}")
+    lines["weights on disk"] = before_after(pruned["bytes"], ui.size)
+    if speed := pruned["speed"]:
+        spread = f"{speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds"
+        rows = counted_rows(speed["rows"], f"rows of {pruned['chosen_on']}", speed["windows"])
+        form = "" if pruned["fast"] else "; this family has no fast form here"
+        measured = f"({spread}; {rows}, {speed['batch_size']} at a time){form}"
+        lines["speed"] = f"{speed['median']:.2f} times as fast on {metrics['device']} {measured}"
+    if pruned["chosen"] and pruned["chosen_on"] == "dev":
+        lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
+    lines["model"] = metrics["output_dir"]
+    shown = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{ui.lines_of(lines)}"
+    ui.show(metrics, shown, quiet=quiet, as_json=as_json)
+
+
+@ui.app.command()
+def export(
+    run: Annotated[str, ui.path_argument("Folder of a finished run, or of a pruned model.", "RUN")],
+    output: Annotated[
+        str, typer.Option(help="The file, or a folder for model.onnx; the tokenizer is saved beside it.")
+    ],
+    format_: Annotated[str, typer.Option("--format", help="onnx or torch (torch.export).")] = "onnx",
+    quantize: Annotated[
+        str | None, typer.Option(help="int8: a quarter of the size; the loss in score is measured.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file, and the files saved with it.")
+    ] = False,
+    data_dir: ui.DataDir = None,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Export a model for programs without attendrop."""
+    from attendrop.runs.export import export_run
+
+    with ui.messages(quiet=True):
+        found = export_run(run, output, format=format_, quantize=quantize, overwrite=overwrite, data_dir=data_dir)
+    shown = f"Wrote {found['output']}, {ui.size(found['bytes'])}."
+    if "difference" in found:
+        shown += f" On example inputs its logits are within {found['difference']:.1e} of the model's."
+    if (loss := found.get("loss")) is not None:
+        before, after = (score_text(loss[when], loss["before"]) for when in ("before", "after"))
+        interval = f"95 % interval of the difference: {interval_of(loss['difference'], loss['before'])}"
+        scores = f"{loss['metric'].replace('_', ' ')} {before} -> {after} on {loss['rows']} rows of {loss['set']}"
+        shown += f"\nint8: {scores} ({interval})."
+    ui.show(found, shown, quiet=quiet, as_json=as_json)
+
+
+@ui.app.command()
+def push(
+    run: ui.RunFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/model.")],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    quiet: ui.Quiet = False,
+    as_json: ui.Json = False,
+) -> None:
+    """Upload a model, its tokenizer and its card, on which its scores are, to the Hugging Face hub; nothing else."""
+    from attendrop.runs.export import push_run
+
+    with ui.messages(quiet=quiet):
+        found = push_run(run, name, public=public)
+    ui.show(found, f"{found['url']}: {counted(len(found['files']), 'file')}", quiet=quiet, as_json=as_json)
