@@ -136,7 +136,7 @@ def test_a_fit_is_written_and_its_command_trains_with_it(folder: Path, capsys: C
     [
         ({"method": "ad-drop"}, ["--fit", "1"], "trained with ad-drop, which learns no dropout patterns"),
         ({"dropout_steps": []}, [], "took no dropout step; train for longer"),
-        ({}, ["--options", "f.json"], "give the number of pieces with --fit"),
+        ({}, ["--options", "f.json"], "give the number of its pieces with --fit"),
     ],
 )
 def test_mistakes_are_one_sentence(

@@ -279,8 +279,8 @@ def text_maps(
     """Compute the maps of one encoded text, ``row``.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.predictions.fix_target`, in place of labels; for a predicted number it is that number plus
-    one, so that the attributed score, minus the squared error, rises with the prediction.
+    :func:`attendrop.attribution.predictions.fix_target`, in place of labels; for a predicted number it is that number
+    plus one, so that the attributed score, minus the squared error, rises with the prediction.
 
     The ``attribution`` is one of ``ATTRIBUTIONS``. Of the ``layers``, see
     :func:`attendrop.attention.layers.select_layers`, only the encoder's self-attention is shown, or that of a

@@ -31,7 +31,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import DATA, RUN_FILE, RunConfig, Source, by_content, located, partial_of, run_file
+from attendrop.runs.config import DATA, PATHS, RUN_FILE, RunConfig, Source, by_content, located, partial_of, run_file
 from attendrop.support.files import (
     ADAPTER_CONFIG,
     BASELINE_CONFIG,
@@ -346,14 +346,17 @@ def check_folder(
         raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
 
     def compared(options: Mapping[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
-        found = by_content(located(options))
-        return {name: value for name, value in found.items() if name != "options"} | flat_options(options["options"])
+        found = located(options)
+        for name in ("options", "output_dir", "data_dir"):
+            found.pop(name, None)
+        return found | flat_options(options["options"])
 
     before = compared(run["config"])
     for name, value in compared(config.as_dict()).items():
         was = before.get(name)
-        # The content of a local model that was moved is compared by `check_unchanged`.
-        moved = name == "model" and os.path.isabs(str(was)) and not os.path.exists(str(was))
+        # Of what was moved, `check_unchanged` compares the content; a hub id is no folder that was.
+        moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
+        moved = moved and (name != "model" or os.path.isabs(str(was)))
         if was != value and not moved:
             began, asked = ("the default" if each is None else repr(each) for each in (was, value))
             raise AttendropError(

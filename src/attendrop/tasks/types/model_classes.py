@@ -152,6 +152,15 @@ def _signed(forward: Any, signature: inspect.Signature) -> Any:
     return either
 
 
+def __getattr__(name: str) -> Any:
+    """Find a class that is made here, as pickle does by its name."""
+    encoder = getattr(transformers, f"{name.removesuffix(_SUFFIX)}Model", None) if name.endswith(_SUFFIX) else None
+    found = choice_class(name) if encoder is None else _mean_pooling(encoder)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
 # Logit of a padded choice: its probability is 0 in any dtype, and differences of its log-probabilities stay finite.
 PADDED = -1e4
 
