@@ -520,7 +520,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["roberta-tokens", "deberta-v3", "modernbert"])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     model = copy.deepcopy(stock(case))

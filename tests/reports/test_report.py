@@ -194,6 +194,7 @@ def test_json_holds_no_markup_and_gives_the_values_back() -> None:
     assert json.loads(text) == {HOSTILE: [1.5, None, True, HOSTILE], "a": [None, [None, 1.0]]}
 
 
+@pytest.mark.slow
 def test_what_pages_need_is_said_where_it_is_missing() -> None:
     code = "import sys; sys.modules['altair'] = None; import attendrop.reports.report"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
