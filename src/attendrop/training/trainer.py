@@ -101,7 +101,6 @@ class RegularizedTrainer(Trainer):
     ) -> None:
         self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
-        freeze_unsaved(self.model)
         self.reward_dataset = reward_dataset
         metrics: Callable[..., dict[str, float]] | None = compute_reward_metrics or self.compute_metrics
         self.compute_reward_metrics = metrics
@@ -195,6 +194,11 @@ class RegularizedTrainer(Trainer):
             return super().train(checkpoint or None, *args, **kwargs)
         finally:
             self._end()
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """As in ``transformers.Trainer``, without what the model (perhaps anew from ``model_init``) does not save."""
+        freeze_unsaved(self.model)
+        return super().create_optimizer(*args, **kwargs)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
