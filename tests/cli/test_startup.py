@@ -97,6 +97,7 @@ def test_public_names_are_found_when_they_are_asked_for() -> None:
             getattr(attendrop, name)
 
 
+@pytest.mark.slow
 def test_only_compare_needs_the_packages_of_the_command_line() -> None:
     """As after ``pip install .``, which has torch and transformers alone."""
     program = """
