@@ -107,7 +107,8 @@ def lines() -> Iterator[str]:
             for method in methods:
                 number, difference = cell(runs, data, shots, (method, "auto"), (method, None))
                 if number and (shots == 5 or data not in DATA):
-                    means = [np.mean([*runs[data, shots, method, names].values()]) for names in (None, "auto")]
+                    alone, named = (runs[data, shots, method, names] for names in (None, "auto"))
+                    means = [np.mean([each[draw] for draw in alone if draw in named]) for each in (alone, named)]
                     scores = " | ".join(f"{mean:.3f}" for mean in means)
                     yield f"| {model}{data}, {shots or 5} | {method} | {number} | {scores} | {difference} |"
 
