@@ -312,6 +312,12 @@ def test_a_finished_run_is_finished_and_a_changed_one_is_not_resumed(
         train(config, resume=True, overwrite=True)
     with pytest.raises(AttendropError, match=r"began with learning_rate=0\.001, not 0\.01"):
         train(dataclasses.replace(config, learning_rate=0.01), resume=True)
+    other = run.parent / "other" / Path(str(config.eval_file)).name  # of the same name, but not the one that was moved
+    other.parent.mkdir()
+    other.write_text("\n".join(Path(str(config.eval_file)).read_text().splitlines()[:-1]))
+    with pytest.raises(AttendropError, match="began with eval_file="):
+        train(dataclasses.replace(config, eval_file=str(other)), resume=True)
+    shutil.rmtree(other.parent)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"config": record["config"] | {"model": "a-hub/id"}}))
     with pytest.raises(AttendropError, match="began with model='a-hub/id', not "):

@@ -275,12 +275,16 @@ def test_a_resumed_run_equals_the_uninterrupted_one(schedule: str, tmp_path: Pat
     assert trainer.state.global_step == whole.state.global_step
 
 
-def test_what_a_model_does_not_save_is_not_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["model", "model_init"])
+def test_what_a_model_does_not_save_is_not_trained(given: str, tmp_path: Path) -> None:
     """A resumed run, and the saved model, would lose what Marian's positions learnt."""
     zoo.build("marian").save_pretrained(tmp_path / "model")
     model = MarianMTModel.from_pretrained(tmp_path / "model")  # in which transformers 5.24 trains them
     unsaved = {name: model.state_dict()[name].clone() for name in model._keys_to_ignore_on_save}
-    trainer = trainer_of(tmp_path, model=model, train_dataset=examples("marian"), max_steps=2)
+    rows, source = examples("marian"), {"model": model}
+    if given == "model_init":
+        source = {"model": None, "model_init": lambda: MarianMTModel.from_pretrained(tmp_path / "model")}
+    trainer = trainer_of(tmp_path, train_dataset=rows, max_steps=2, **source)
     trainer.train()
     assert len(unsaved) == 2
     zoo.assert_same({name: weights(trainer)[name] for name in unsaved}, unsaved)
