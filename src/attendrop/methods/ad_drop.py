@@ -263,7 +263,7 @@ class ADDropState(MethodState):
         *,
         keys: Collection[str] | None = None,
         draws: DropoutDraws | None = None,
-        origins: Callable[[AttentionCall], Tensor | None] | None = None,
+        row_pass: RowPass | None = None,
     ) -> RandomMaskPlan:
         """Make the plan that drops with probability ``q``: any positions or units, or the candidates of a call."""
 
@@ -287,7 +287,10 @@ class ADDropState(MethodState):
             return replace(edit, draws=draws)
 
         if self.method.units == "attention":
-            return RandomMaskPlan(self.method, context, keys=keys, drops=drops, origins=origins)
+            known: dict[str, Any] = {}
+            if row_pass is not None:
+                known = {"origins": row_pass.origins, "sizes": row_pass.sizes}
+            return RandomMaskPlan(self.method, context, keys=keys, drops=drops, **known)
         return RandomMaskPlan(self.method, context, make, keys)
 
     def _attribute(
@@ -363,7 +366,7 @@ class RecordedState(ADDropState):
 
         plans: list[Plan] = []
         if drops:
-            plans.append(self.dropping(context, method.q, row_pass.candidates, origins=row_pass.origins))
+            plans.append(self.dropping(context, method.q, row_pass.candidates, row_pass=row_pass))
         if records:
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
             plans.append(RecordingPlan(recorder, row_pass, lambda *given: region(*given).mask, keys))
@@ -459,6 +462,12 @@ class RowPass:
             return call.origins()
         found = [(query, key) for query, _, key, _ in self.spans(call)]
         return torch.tensor(found * len(call.layers)) if any(map(any, found)) else None
+
+    def sizes(self, call: AttentionCall) -> list[tuple[int, int]] | None:
+        """Return how many queries and keys of each sequence may be candidates, from its origin on, if that is known."""
+        if call.shape[2] != call.shape[3] and call.layer.kind != "cross":
+            return None
+        return [(queries, keys) for _, queries, _, keys in self.spans(call)]
 
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call of a layer, or of several; read once for all layers of a kind."""
@@ -626,7 +635,7 @@ class Recorder:
             spans, gradient = of.spans(call), upcast(gradient)
             with torch.no_grad():
                 # The sum is not finite if any number is not.
-                sums, attribution = gradient.reshape(layers, -1).sum(1), -gradient
+                sums, attribution = gradient.unflatten(0, (layers, -1)).sum((1, 2, 3, 4)), -gradient
                 if of.hidden:
                     mask = choose(attribution, None)
                     spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]

@@ -118,7 +118,7 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     length, low, device = attribution.shape[-1], direction == "low", attribution.device
     fraction, least_place = (p, 0) if low else (1 - p, 1)
     if valid is None:
-        place = int(_thresholds(length, fraction, least_place, torch.device("cpu"))[length])
+        place = min(max(least_place, math.floor(length * fraction + 1e-6)), length - 1)  # as in `_thresholds`
         if on_cpu(device) and not low:  # as below, by numpy alone, for short rows
             values = attribution.detach().numpy()
             in_order = np.sort(values, axis=-1)
