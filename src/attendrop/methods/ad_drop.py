@@ -635,7 +635,7 @@ class Recorder:
             spans, gradient = of.spans(call), upcast(gradient)
             with torch.no_grad():
                 # The sum is not finite if any number is not.
-                sums, attribution = gradient.unflatten(0, (layers, -1)).sum((1, 2, 3, 4)), -gradient
+                sums, attribution = gradient.reshape(layers, -1, *gradient.shape[1:]).sum((1, 2, 3, 4)), -gradient
                 if of.hidden:
                     mask = choose(attribution, None)
                     spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]
