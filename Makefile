@@ -112,11 +112,11 @@ study: $(STAMP)
 
 # Updates the pinned losses of ten steps of every method, after an intended change of behaviour.
 trajectories: $(STAMP)
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/methods/test_trajectories.py
 
 # Updates tests/frozen, what the commands print and write, after an intended change.
 frozen: $(STAMP)
-	PYTHONPATH=tests HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/frozen_outputs.py
+	PYTHONPATH=tests HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/python tests/test_frozen_outputs.py
 
 # The wheel and the source distribution, in dist/.
 dist: $(STAMP)

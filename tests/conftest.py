@@ -20,10 +20,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-
-torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,9 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell the helpers, and processes that tests start, the device; have it add up in a fixed order."""
+    """Tell the helpers, and processes that tests start, the device; have it add up in a fixed order.
+
+    Until all tests are imported, no garbage is collected: there is none, and looking for it is a third of the time.
+    """
+    gc.disable()
     os.environ["ATTENDROP_TEST_DEVICE"] = device = config.getoption("--device")
     if device != "cpu":
+        import torch
+
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True, warn_only=True)
 
@@ -67,6 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import torch  # here: what every conftest imports delays the process that starts the others
+
+    torch.set_num_threads(1)
     torch.manual_seed(0)
 
 
@@ -100,8 +106,9 @@ _frozen_modules = 0
 def pytest_collection_finish() -> None:
     """Exempt what was imported from garbage collection: without, ``gc.collect`` is half of the time of a trainer."""
     global _frozen_modules
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)  # also where a test imports much
+    gc.enable()
     _frozen_modules = len(sys.modules)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import families
-from helpers.family_check import row
+from helpers.families import row
 
 from attendrop.runs.model_loading import examine
 

@@ -6,15 +6,7 @@ import math
 
 import pytest
 
-from attendrop.wording import (
-    NAMES_LEFT,
-    counts_of,
-    csv_of_records,
-    in_latex,
-    markdown_table,
-    names_of,
-    score_text,
-)
+from attendrop.wording import NAMES_LEFT, counts_of, csv_of_records, in_latex, markdown_table, names_of, score_text
 
 
 def test_names_beyond_the_tenth_are_counted() -> None:

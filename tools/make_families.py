@@ -84,8 +84,7 @@ def run(names: list[str]) -> None:
     """
     sys.path.insert(0, str(DOCS.parent / "tests"))
     import transformers
-    from helpers.families import families
-    from helpers.family_check import row
+    from helpers.families import families, row
 
     known = {row["family"]: row for row in json.loads(DATA.read_text(encoding="utf-8"))["rows"]} if names else {}
     wrong = []

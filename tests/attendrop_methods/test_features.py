@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from helpers import words, zoo
+from helpers import zoo
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.bert import modeling_bert
 
-from attendrop import regularize
+from attendrop import Method, regularize
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
+from attendrop.training.regularization import Regularization
 from attendrop_methods import R3F, SMART, TokenCutoff, UniDrop
 from attendrop_methods.features import drop_tokens
+
+
+def stepped(model: Any, method: Method, batch: zoo.Batch, *, step: int = 0) -> tuple[Tensor, list[Tensor]]:
+    """The loss of a step, and the change of the word embeddings ``(batch, n, width)`` in each of its passes."""
+    words = model.bert.embeddings.word_embeddings(batch["input_ids"])
+    sums = []
+    hook = model.bert.embeddings.LayerNorm.register_forward_pre_hook(lambda _, args: sums.append(args[0].detach()))
+    model(**batch)  # words, positions and types
+    stock = sums.pop()
+    regularization = Regularization(zoo.training(model), method)
+    regularization.begin_step(step)
+    regularization.adapter.trace(batch)  # type: ignore[union-attr]
+    sums.clear()
+    try:
+        loss = regularization.loss(batch)
+    finally:
+        regularization.close()
+        hook.remove()
+    assert words.shape == stock.shape
+    return loss, [total - stock for total in sums]
+
+
+@contextmanager
+def changed(model: Any, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Change the word embeddings of the stock model within the block."""
+    hook = model.bert.embeddings.word_embeddings.register_forward_hook(lambda _, args, output: change(output))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def added(model: Any, batch: zoo.Batch, change: Tensor) -> Any:
+    """The outputs of the stock model with ``change`` added to its word embeddings."""
+    with changed(model, lambda words: words + change):
+        return model(**batch)
+
+
+def symmetric_kl(one: Tensor, other: Tensor) -> Tensor:
+    """Mean over rows of ``KL(P || Q) + KL(Q || P)`` of two sets of logits ``(rows, classes)``."""
+    p, q = functional.log_softmax(one, -1), functional.log_softmax(other, -1)
+    return ((p.exp() - q.exp()) * (p - q)).sum(-1).mean()
+
 
 LENGTHS = (30, 5, 12)
 
@@ -22,10 +68,10 @@ LENGTHS = (30, 5, 12)
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_the_loss_of_r3f(kind: str) -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
-    loss, (clean, noise) = words.stepped(model, R3F(weight=0.7, scale=0.5, noise=kind), batch)
+    loss, (clean, noise) = stepped(model, R3F(weight=0.7, scale=0.5, noise=kind), batch)
     assert not clean.any()
-    outputs, noisy = model(**batch), words.added(model, batch, noise)
-    expected = outputs.loss + 0.7 * words.symmetric_kl(outputs.logits, noisy.logits)
+    outputs, noisy = model(**batch), added(model, batch, noise)
+    expected = outputs.loss + 0.7 * symmetric_kl(outputs.logits, noisy.logits)
     torch.testing.assert_close(loss, expected)
     for row, length in zip(noise, LENGTHS, strict=True):
         assert not row[length:].any()
@@ -42,7 +88,7 @@ def ascended(model: Any, batch: zoo.Batch, delta: Tensor, method: SMART) -> Tens
     """One step of Algorithm 1, sequence by sequence."""
     delta = delta.detach().requires_grad_()
     fixed = model(**batch).logits.detach()
-    (gradient,) = torch.autograd.grad(words.symmetric_kl(fixed, words.added(model, batch, delta).logits), delta)
+    (gradient,) = torch.autograd.grad(symmetric_kl(fixed, added(model, batch, delta).logits), delta)
     rows = []
     for row, slope in zip(delta.detach(), gradient, strict=True):
         moved = row + method.step_size * slope / slope.abs().max()
@@ -53,16 +99,16 @@ def ascended(model: Any, batch: zoo.Batch, delta: Tensor, method: SMART) -> Tens
 def test_the_loss_of_smart() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", SHORT)
     method = SMART(weight=0.7, steps=2, epsilon=0.05, step_size=0.03, noise=0.02)
-    loss, (clean, start, *deltas) = words.stepped(model, method, batch)
+    loss, (clean, start, *deltas) = stepped(model, method, batch)
     assert not clean.any() and len(deltas) == 2
     expected = start
     for delta in deltas:
         expected = ascended(model, batch, expected, method)
         torch.testing.assert_close(delta, expected, rtol=1e-4, atol=1e-6)  # the noise is in float32
-    outputs, perturbed = model(**batch), words.added(model, batch, deltas[-1])
-    divergence = words.symmetric_kl(outputs.logits, perturbed.logits)
+    outputs, perturbed = model(**batch), added(model, batch, deltas[-1])
+    divergence = symmetric_kl(outputs.logits, perturbed.logits)
     torch.testing.assert_close(loss, outputs.loss + 0.7 * divergence)
-    assert divergence > words.symmetric_kl(outputs.logits, words.added(model, batch, start).logits)
+    assert divergence > symmetric_kl(outputs.logits, added(model, batch, start).logits)
 
 
 CUT = (12, 5, 3)
@@ -79,7 +125,7 @@ def cut_of(model: Any, batch: zoo.Batch, change: Tensor) -> Tensor:
 def cut_pass(model: Any, batch: zoo.Batch, cut: Tensor, *, hidden: bool) -> Any:
     """A pass of the stock model without these elements; tokens may be hidden from attention, too."""
     mask = batch["attention_mask"] * ~cut.all(-1) if hidden else batch["attention_mask"]
-    with words.changed(model, lambda embedded: embedded * ~cut):
+    with changed(model, lambda embedded: embedded * ~cut):
         return model(**{**batch, "attention_mask": mask})
 
 
@@ -94,7 +140,7 @@ def cut_pass(model: Any, batch: zoo.Batch, cut: Tensor, *, hidden: bool) -> Any:
 )
 def test_the_loss_of_token_cutoff(method: TokenCutoff) -> None:
     model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", CUT)
-    loss, (clean, *changes) = words.stepped(model, method, batch)
+    loss, (clean, *changes) = stepped(model, method, batch)
     assert not clean.any() and len(changes) == method.views
     hidden = method.unit != "features"
     passes = [model(**batch)] + [cut_pass(model, batch, cut_of(model, batch, c), hidden=hidden) for c in changes]
@@ -135,9 +181,7 @@ def test_features_are_dropped_in_all_four_places(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(modeling_bert, "eager_attention_forward", attention)
     for i, layer in enumerate(model.bert.encoder.layer):
-        layer.output.dense.register_forward_pre_hook(
-            lambda _, args, i=i: (mask(args[0], f"activations/encoder.{i}"),),
-        )
+        layer.output.dense.register_forward_pre_hook(lambda _, args, i=i: (mask(args[0], f"activations/encoder.{i}"),))
     model.classifier.register_forward_pre_hook(lambda _, args: (mask(args[0], "features"),))
     torch.testing.assert_close(loss, model(**batch).loss)
 

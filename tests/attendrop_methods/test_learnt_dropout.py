@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.weighted import weighted
+from helpers.plans import weighted
 from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 from torch.nn import functional
@@ -164,10 +164,7 @@ def test_the_gradient_of_bernoulli_dropout_is_an_unbiased_estimate() -> None:
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [
-        *((name, "") for name in ("bert-tokens", "gpt2", "bert")),
-        ("bert", "multi_label_classification"),
-    ],
+    [*((name, "") for name in ("bert-tokens", "gpt2", "bert")), ("bert", "multi_label_classification")],
 )
 def test_losses_of_rows_sum_to_that_of_the_model(name: str, problem: str) -> None:
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)

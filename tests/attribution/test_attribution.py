@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +14,13 @@ import pytest
 import torch
 from helpers import oracles, zoo
 from helpers.plans import attached
+from helpers.training import examples, trainer_of
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_outputs import QuestionAnsweringModelOutput as Spans
 from transformers.modeling_outputs import TokenClassifierOutput as Outputs
 
-from attendrop import AttendropError
+from attendrop import AttendropError, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
 from attendrop.attribution.gradient import (
@@ -24,8 +29,9 @@ from attendrop.attribution.gradient import (
     integrated_gradient_attribution,
     quadrature_nodes,
 )
-from attendrop.attribution.predictions import best_spans, fix_target
+from attendrop.attribution.predictions import aligned_labels, best_spans, fix_target
 from attendrop.methods.core.losses import mean_divergence
+from attendrop.randomness import candidates
 
 TARGETS = ["pseudo_label", "gold_label"]
 
@@ -269,3 +275,104 @@ def test_labelled_tokens_or_without_labels_all_but_padding_are_attributed() -> N
     labels = torch.tensor([[-100, 1, 2, -100], [0, -100, -100, -100]])
     expected = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(-1)
     torch.testing.assert_close(scored(outputs, {"labels": labels}, "gold_label"), -expected)
+
+
+# Positions of the labels, found from the loss, for models of any name -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["BartForCausalLM", "MarianForCausalLM", "MBartForConditionalGeneration", "llama", "bert-tokens", "t5"]
+)
+def test_labels_stand_where_the_loss_looks(name: str) -> None:
+    known = name in zoo.ZOO
+    model = zoo.build(name) if known else zoo.from_class(name, zoo.ZOO["bart"].options).train()
+    batch = zoo.batch_of(name if known else "llama")
+    outputs, before = model(**batch), torch.get_rng_state()
+    (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
+    labels = aligned_labels(model, outputs.logits, batch)
+    assert labels is not None and torch.equal(labels != -100, gradient.abs().sum(-1) > 0)
+    assert torch.equal(before, torch.get_rng_state())
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["llama", "bart-decoder"])
+def test_labels_are_smoothed_where_they_are_predicted_or_not_at_all(name: str, tmp_path: Path) -> None:
+    """The stock trainer smooths labels at positions that it chooses by the model's class."""
+    options = zoo.ZOO["bart"].options
+    model = zoo.build("llama") if name == "llama" else zoo.from_class("BartForCausalLM", options).train()
+    trainer = trainer_of(
+        tmp_path, None, model=model, train_dataset=examples("llama"), label_smoothing_factor=0.1, max_steps=1
+    )
+    refused = pytest.raises(AttendropError, match="smooth the labels of BartForCausalLM one position away")
+    with nullcontext() if name == "llama" else refused:
+        trainer.train()
+
+
+# Memory for long inputs: weights, attributions and masks of all layers never exist at once ----------------------------
+
+
+LENGTH = 40
+SIZES = {"num_hidden_layers": 4}
+# Elements of the weights of one layer.
+WEIGHTS = 2 * 2 * LENGTH * LENGTH
+
+
+def long_batch() -> zoo.Batch:
+    return zoo.batch_of("bert", (LENGTH, LENGTH - 3))
+
+
+def long_inputs(**options: Any) -> tuple[ModelAdapter, zoo.Batch]:
+    return attached(zoo.build("bert", **SIZES, **options), long_batch()), long_batch()
+
+
+@contextmanager
+def saved_for_backward() -> Iterator[list[int]]:
+    """Collect the numbers of elements of the tensors that graphs save within the block."""
+    found: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        found.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def test_the_graph_of_an_attribution_holds_no_weights() -> None:
+    adapter, batch = long_inputs()
+    with saved_for_backward() as saved:
+        gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
+    assert max(saved) < WEIGHTS
+
+
+@pytest.mark.parametrize("attribute", [gradient_attribution, integrated_gradient_attribution, attention_attribution])
+def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_AT_ONCE_ON_CPU", WEIGHTS)
+    adapter, batch = long_inputs()
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def keep(call: AttentionCall, attribution: Tensor) -> list[float]:
+        nonlocal most
+        most = max(most, sum(each() is not None for each in alive))
+        alive.append(weakref.ref(attribution))
+        return [float(attribution.sum())]
+
+    target = [] if attribute is attention_attribution else ["pseudo_label"]
+    found = attribute(adapter, batch, adapter.attention_layers, *target, keep=keep)
+    gc.collect()
+    whole = attribute(adapter, batch, adapter.attention_layers, *target)
+    assert list(found) == list(whole) == [f"encoder.{number}" for number in range(4)]
+    assert found == pytest.approx({key: float(value.sum()) for key, value in whole.items()}, abs=1e-6)
+    assert most <= 1
+
+
+def test_the_graph_of_the_training_pass_holds_masks_in_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "_AT_ONCE_ON_CPU", WEIGHTS)
+    model = zoo.build("bert", **SIZES)
+    with regularize(model, Vanilla(p=0.3)) as reg:
+        reg.loss(long_batch()).backward()  # looks for the layers
+        with saved_for_backward() as saved:
+            loss = reg.loss(long_batch())
+        assert max(saved) < WEIGHTS
+        loss.backward()

@@ -52,7 +52,6 @@ def test_a_run_is_shown_before_and_after_training(folder: Path, capsys: Captured
     assert any(first["a"] != last["a"] for first, last in zip(before, after, strict=True))
     assert any(each["d"] for each in after)
     # The page is no file of the run, which is not damaged by it.
-    attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1], "--overwrite")
     assert cli.main(["evaluate", f"{folder}/ad-drop", "--device", "cpu", "--quiet"]) == 0
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import tiny
 from helpers.command_line import Captured, assert_refused, train_arguments
 
 from attendrop import AttendropError, cli
+from attendrop.cli import main
+from attendrop.cli.demo import write_messages
 from attendrop.runs.config import RunConfig, Source, checked
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.studies.comparison import Comparison
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -149,7 +157,6 @@ WRONG = [
     (f"{AGAIN} --output-dir F/refused --data-dir x", "data-dir is for tasks; omit it"),
     (f"{RUN} --task rte --text-columns a", "text-columns is for custom files; omit it for a task"),
     (f"{AGAIN} --output-dir F/refused --eval-file T/other.csv", "the label 'x' is not among those"),
-    (f"{AGAIN} --output-dir F/run", "holds a run already; --resume continues it, --overwrite replaces it."),
     (f"{AGAIN} --output-dir T/link", "/link' is a symbolic link, to 'gone', and"),
     ("evaluate F/model --task rte", "has no trained head"),
     ("evaluate F/run --task rte --data-dir F --split test", "has no labels"),
@@ -174,3 +181,117 @@ def test_mistakes_are_one_sentence_and_change_nothing(
     assert_refused(arguments, folder / "refused", message, capsys)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     assert not list((tmp_path / "here").iterdir())
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [
+        *("compare", "--train-file", str(folder / "train.csv"), "--text-columns", "sentence1,sentence2"),
+        *("--label-column", "label", "--model", str(folder / "model"), "--device", "cpu", "--max-steps", "2"),
+        *("--workers", "0", "--output-dir", str(folder / "answer"), *options),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "p=0.3"], "--set 'p=0.3' is not of the form METHOD.NAME=VALUE"),
+        (["--set", "r-drop.alpha=2", "--methods", "mixout"], "method 'r-drop' is not compared; add it to --methods"),
+        (["--methods", "mixout", "--set", "mixout.p=0.9", "--set", "mixout.p=0.90"], "mixout p=0.90 is to be compared"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    folder: Path, options: list[str], message: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(command(folder, *options)) == 2
+    told = capsys.readouterr().err
+    assert message in told and "Traceback" not in told
+
+
+def test_options_reach_the_comparison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def stop(comparison: Any, **how: Any) -> None:
+        asked.update(vars(comparison) | how)
+        raise AttendropError("stop here")
+
+    monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
+    options = {"seeds": 7, "trials": 5, "folds": 2, "baselines": "tfidf", "ray": "host:1"}
+    given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    given += ["--methods", "vanilla", "--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
+    assert main(command(folder, *given)) == 2
+    assert [each.label for each in asked["methods"]] == ["finetune", "vanilla p=0.3", "vanilla p=0.4"]
+    expected = {"seeds": 7, "trials": 5, "folds": 2, "baselines": ("tfidf",), "workers": 0}
+    assert asked.items() >= (expected | {"backend": "ray:host:1"}).items()
+
+
+def test_a_run_is_resumed_as_the_sentence_says(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, steps = train_arguments(folder, "interrupted", "--quiet"), []
+    step = RunTrainer.training_step
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        steps.append(0)
+        if len(steps) == 8:  # of the second of two epochs
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", interrupted)
+        assert cli.main(command) == 130
+    said = [line for line in capsys.readouterr().err.splitlines() if line and not line.startswith("Warning: ")]
+    assert said == ["Interrupted. To go on, resume training with --resume."]
+    assert cli.main([*command, "--resume"]) == 0
+    assert tiny.read_metrics(folder / "interrupted")["steps"] == 10
+
+
+@pytest.mark.parametrize("place", ["app.command", "app.show"])
+def test_while_it_starts_too(place: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a command is known, where typer does not see it, and in a command, where it does."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"attendrop.cli.{place}", interrupted)
+    assert cli.main(["methods"]) == 130
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.strip()) == ("", "Interrupted. To go on, run the command again.")
+
+
+SHA256 = {
+    "train.csv": "6111653599e82470840ff78c0e31b721c5bf242868ba76a7165baaaf306eca34",
+    "test.csv": "0ec4f0f1f59c57694d343ed86240de499c3f5c962741f14427a1a6e7ad7f1662",
+}
+
+
+def test_the_files_are_the_same_everywhere(tmp_path: Path) -> None:
+    """A change of the messages changes every published figure: it must be meant."""
+    written = write_messages(tmp_path)
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in written} == SHA256
+    assert write_messages(tmp_path) == written  # where they are already
+    (tmp_path / "test.csv").write_text("mine")
+    with pytest.raises(AttendropError, match=r"test\.csv' is not the demonstration's; name another folder"):
+        write_messages(tmp_path)
+    assert (tmp_path / "test.csv").read_text() == "mine"
+
+
+def test_the_demonstration_is_a_comparison(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Comparison] = []
+
+    def stop(comparison: Comparison, **how: Any) -> None:
+        asked.append(comparison)
+        raise AttendropError("stop here")
+
+    monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
+    model = tiny.save_tiny_bert(tmp_path / "model")
+    demo = ["demo", "--model", str(model), "--seeds", "2", "--workers", "0", "--output-dir", str(tmp_path / "demo")]
+    assert cli.main(demo) == 2
+    command = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("attendrop compare "))
+    assert cli.main(shlex.split(command)[1:]) == 2  # what it says that it runs is what it runs
+    compared, again = asked
+    assert compared == again
+    assert [each.method for each in compared.methods] == ["finetune", "ad-drop"]
+    assert (compared.seeds, compared.config.epochs, compared.config.model) == (2, 10, str(model))
+    assert compared.output_dir == f"{tmp_path}/demo/answer"
+    assert (compared.config.train_file, compared.config.eval_file) == tuple(
+        f"{tmp_path}/demo/{name}" for name in SHA256
+    )

@@ -61,7 +61,7 @@ def test_all_that_is_doubtful_is_found(ugly: str) -> None:
     assert "a guess" in guess and "(lines 22-25)" in swallowed
     doubts = found.doubts()
     assert set(doubts) == {
-        *("skipped", "without_label", "variants", "rare", "duplicates", "conflicts", "in_both", "unknown_labels"),
+        *("skipped", "without_label", "variants", "rare", "duplicates", "conflicts", "in_both", "unknown_labels")
     }
     assert doubts["without_label"].startswith("1 row ") and "1 of 2 rows of dev.csv" in doubts["in_both"]
     assert "'Lost' (1)" in doubts["unknown_labels"] and "'Refund', 'Delivery'" in doubts["conflicts"]

@@ -79,11 +79,7 @@ def write_runs(folder: Path, method: str, scores: Sequence[float], **options: An
     return [write_run(folder, method, score, seed=seed, **options) for seed, score in enumerate(scores)]
 
 
-def write_comparison(
-    folder: Path,
-    scores: Mapping[str, Sequence[float]],
-    **options: Any,
-) -> Path:
+def write_comparison(folder: Path, scores: Mapping[str, Sequence[float]], **options: Any) -> Path:
     """Make a comparison of runs with given scores by method, and train the tiny model that it keeps, with ``options``.
 
     The model and the data are made in ``folder``, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -54,3 +55,19 @@ def passed(model: Any, batch: zoo.Batch, plan: Plan | None) -> Any:
     """The outputs of a pass with a plan."""
     with attached(model, batch) as adapter:
         return adapter.forward(batch, plan)
+
+
+class Factors(Plan):
+    """Plan that multiplies the weights of some layers by factors, by the layer's key."""
+
+    def __init__(self, factors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.factors = self.layer_keys = factors
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(weights=lambda weights: weights * self.factors[call.layer.key])
+
+
+def weighted(model: Any, batch: zoo.Batch, factors: Mapping[str, Tensor]) -> Any:
+    """The outputs of a model with these factors."""
+    return passed(model, batch, Factors(factors))

@@ -119,9 +119,7 @@ EXAMPLES: dict[str, Example] = {
         usage=({"text": TEXT}, "translation"),
     ),
     "entity-spans": Example(
-        _texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]),
-        ("bert",),
-        usage=({"text": TEXT}, "tags"),
+        _texts(lambda number: [[0, len(sentence(number).split()[0]), "PER"]]), ("bert",), usage=({"text": TEXT}, "tags")
     ),
 }
 

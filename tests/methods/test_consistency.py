@@ -140,10 +140,7 @@ def cut_pass_of_hidden(model: Any, batch: zoo.Batch, spans: list[list[list[int]]
 
 @pytest.mark.parametrize(
     "method",
-    [
-        HiddenCut(alpha=0.4, gamma=0.7, eta=2.0),
-        HiddenCut(alpha=0.4, select_by="random", views=2, where="feed_forward"),
-    ],
+    [HiddenCut(alpha=0.4, gamma=0.7, eta=2.0), HiddenCut(alpha=0.4, select_by="random", views=2, where="feed_forward")],
     ids=str,
 )
 def test_the_loss_of_hidden_cut(method: HiddenCut) -> None:

@@ -80,8 +80,7 @@ RESUMED = ("vanilla", "mixout", "child-tuning driven", "concrete-dropout", "cont
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, id=row, marks=[] if row in RESUMED else pytest.mark.slow) for row, m in METHODS.items()],
+    "method", [pytest.param(m, id=row, marks=[] if row in RESUMED else pytest.mark.slow) for row, m in METHODS.items()]
 )
 def test_a_run_that_is_resumed_goes_on_exactly(method: Method, tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 3, "logging_strategy": "steps", "logging_steps": 1}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import zoo
 from torch import Tensor
 
 from attendrop import ADDrop, AttendOut, Compose, FineTune, Method, Mixout, Scheduler, Vanilla, regularize
 from attendrop.attention.computation import AttentionComputation
 from attendrop.randomness.device_path import few_kernels
 from attendrop_methods import DropBlock
-from tests.helpers import zoo
 
 METHODS: dict[str, tuple[Any, ...]] = {
     "recorded": (ADDrop(layers="all", attribution="recorded", p=0.3, q=0.5), 3),

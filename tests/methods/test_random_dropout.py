@@ -11,8 +11,7 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.oracles import EagerAttention, gated
-from helpers.plans import passed
-from helpers.weighted import weighted
+from helpers.plans import passed, weighted
 from torch import Tensor
 
 from attendrop import AttendropError, AttentionLayerDrop, DropHead, LayerDrop, Scheduler, Vanilla, regularize
@@ -84,8 +83,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 @pytest.mark.parametrize(
-    ("shape", "layer", "end", "progress"),
-    [("qnli", 1, 0.45, 1.0), ("qnli", 4, 0.25, 0.5), ("cola", 4, 0.9, 1.0)],
+    ("shape", "layer", "end", "progress"), [("qnli", 1, 0.45, 1.0), ("qnli", 4, 0.25, 0.5), ("cola", 4, 0.9, 1.0)]
 )
 def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end: float, progress: float) -> None:
     """The layer is chosen alone, and keeps its number."""

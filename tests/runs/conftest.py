@@ -31,6 +31,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def pruned(shared: Path) -> Path:
+    """The shared folder, with the run of plain fine-tuning without a layer in ``light``."""
+    from attendrop.runs.prune import prune_run
+
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr("attendrop.runs.prune.SECONDS", 0.01)
+        prune_run(str(shared / "plain"), str(shared / "light"), layers="1,", device="cpu")
+    return shared
+
+
 @pytest.fixture(scope="module")
 def own(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the shared model and data, for runs of a module."""

@@ -26,22 +26,10 @@ from attendrop import cli
 from attendrop.runs.data import SKIPPED
 from attendrop.runs.export import export_run, onnx_outputs
 from attendrop.runs.inference import load_finished_run, load_run
-from attendrop.runs.prune import prune_run
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, keeps_model, read_run
 from attendrop.support.files import sha256, write_json
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run in ``run`` and its pruned model in ``light``."""
-    folder = tmp_path_factory.mktemp("export")
-    (folder / "run").symlink_to(shared / "plain")
-    with pytest.MonkeyPatch.context() as quick:
-        quick.setattr("attendrop.runs.prune.SECONDS", 0.01)
-        prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")
-    return folder
 
 
 def read_by_tokenizer(place: Path) -> list[int]:
@@ -67,20 +55,20 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stub")
-def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_folder_holds_all_that_a_program_needs(pruned: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "served"
-    assert cli.main(["export", f"{folder}/light", "--output", str(out), "--quantize", "int8"]) == 0
+    assert cli.main(["export", f"{pruned}/light", "--output", str(out), "--quantize", "int8"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"int8: accuracy \d\.\d{4} -> \d\.\d{4} on 12 rows of dev \(95 % interval of", said)
-    assert keeps_model(folder / "light")  # so that it can be pushed
-    assert read_by_tokenizer(out) == read_by_tokenizer(folder / "run")
+    assert keeps_model(pruned / "light")  # so that it can be pushed
+    assert read_by_tokenizer(out) == read_by_tokenizer(pruned / "run")
     assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
 
 
 @pytest.mark.parametrize(("given", "read"), [(1024, 32), (16, 16)])
 def test_the_maximum_length_is_what_the_model_reads(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, read: int
+    pruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int | None, read: int
 ) -> None:
     """Of a longer text, a program would give the model more tokens than it has positions."""
     found: dict[str, str] = {}
@@ -95,14 +83,14 @@ def test_the_maximum_length_is_what_the_model_reads(
     monkeypatch.setattr(
         "attendrop.runs.export.load_run", lambda place: replace(load(place), options={"max_length": given})
     )
-    export_run(f"{folder}/run", str(tmp_path / "served"))
+    export_run(f"{pruned}/run", str(tmp_path / "served"))
     assert found == {"max_length": str(read)}
 
 
 @pytest.mark.slow
-def test_a_program_without_pytorch_predicts_as_the_model_does(folder: Path, tmp_path: Path) -> None:
+def test_a_program_without_pytorch_predicts_as_the_model_does(pruned: Path, tmp_path: Path) -> None:
     out = tmp_path / "served"
-    assert cli.main(["export", f"{folder}/light", "--output", str(out), "--quantize", "int8"]) == 0
+    assert cli.main(["export", f"{pruned}/light", "--output", str(out), "--quantize", "int8"]) == 0
     weights = [tensor for tensor in onnx.load(out / "model.onnx").graph.initializer if len(tensor.dims) > 1]
     assert {tensor.data_type for tensor in weights} >= {onnx.TensorProto.INT8}
     program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
@@ -113,26 +101,26 @@ def test_a_program_without_pytorch_predicts_as_the_model_does(folder: Path, tmp_
     answers = tmp_path / "answers.csv"
     texts = tmp_path / "texts.csv"
     texts.write_text("sentence1,sentence2\nthe cat sees the dog,a good bird\nthe red bird,not far\n")
-    assert cli.main(["predict", f"{folder}/light", "--predict-file", str(texts), "--output", str(answers)]) == 0
+    assert cli.main(["predict", f"{pruned}/light", "--predict-file", str(texts), "--output", str(answers)]) == 0
     labels = [line.split(",")[1] for line in answers.read_text().splitlines()[1:]]
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
 
-def test_an_exported_model_is_scored_on_the_rows_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = load_finished_run(str(folder / "run"), device="cpu")
+def test_an_exported_model_is_scored_on_the_rows_in_their_order(pruned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_finished_run(str(pruned / "run"), device="cpu")
     run = replace(run, config=run.config.filled(eval_batch_size=5))
 
     def exported(batch: Mapping[str, Any]) -> Any:
         return run.model(**{name: torch.as_tensor(values) for name, values in batch.items()}).logits.detach().numpy()
 
     monkeypatch.setattr("attendrop.runs.export.onnx_model", lambda file: exported)
-    np.testing.assert_allclose(onnx_outputs(run, "dev", folder), run.outputs("dev"), atol=1e-6)
+    np.testing.assert_allclose(onnx_outputs(run, "dev", pruned), run.outputs("dev"), atol=1e-6)
 
 
 @pytest.mark.usefixtures("stub")
-def test_nothing_is_replaced_unasked(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_nothing_is_replaced_unasked(pruned: Path, tmp_path: Path, capsys: Captured) -> None:
     def exported(output: str, *more: str) -> str:
-        code = cli.main(["export", f"{folder}/run", "--output", f"{tmp_path}/{output}", *more])
+        code = cli.main(["export", f"{pruned}/run", "--output", f"{tmp_path}/{output}", *more])
         said = capsys.readouterr().err
         assert (code == 0) == (said == "")
         return said
@@ -143,7 +131,7 @@ def test_nothing_is_replaced_unasked(folder: Path, tmp_path: Path, capsys: Captu
     assert "belongs to another model; name a file in a folder of its own" in exported("other.onnx")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"mine.onnx": "mine", "config.json": "mine"}
     assert not exported("mine.onnx", "--overwrite")
-    shutil.copytree(folder / "light", tmp_path / "light")
+    shutil.copytree(pruned / "light", tmp_path / "light")
     assert "holds another run" in exported("light/model.onnx")
     before = {path.name: path.read_bytes() for path in (tmp_path / "light").iterdir()}
     assert cli.main(["export", f"{tmp_path}/light", "--output", f"{tmp_path}/light"]) == 0
@@ -160,10 +148,10 @@ def test_nothing_is_replaced_unasked(folder: Path, tmp_path: Path, capsys: Captu
     ],
 )
 def test_export_mistakes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, more: tuple[str, ...], words: str
+    pruned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, more: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", f"{folder}/run", *more]) == 2
+    assert cli.main(["export", f"{pruned}/run", *more]) == 2
     assert words in capsys.readouterr().err
     assert not os.listdir(tmp_path)
 

@@ -30,7 +30,6 @@ from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, frozen_features, predict, predict_outputs, to_fastest_form
 from attendrop.runs.model_card import baseline_card, model_card
 from attendrop.runs.model_loading import load_for
-from attendrop.runs.prune import prune_run
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.train import train
 from attendrop.tasks.base import encode_columns
@@ -182,26 +181,16 @@ def test_options_go_over_those_of_training(runs: Path) -> None:
 PAIRS = [("the cat sees", "a dog"), ("a bird", "the red bird likes a cat"), ("not far", "near")]
 
 
-@pytest.fixture(scope="module")
-def pairs(own: Path, shared: Path) -> Path:
-    """Finished runs on pairs of texts: ``run``, and ``light`` with a layer pruned."""
-    (own / "run").symlink_to(shared / "plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attendrop.runs.prune.SECONDS", 0.01)
-        prune_run(str(own / "run"), str(own / "light"), layers="1,", device="cpu")
-    return own
-
-
 @pytest.mark.parametrize("name", ["run", "light"])
 def test_texts_get_the_predictions_of_a_file(
-    pairs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    pruned: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "pairs.csv"
     file.write_text("\n".join(["sentence1,sentence2", *map(",".join, PAIRS)]) + "\n")
-    predict(str(pairs / name), Source(file=str(file), device="cpu"), str(tmp_path / "out.csv"), probabilities=True)
+    predict(str(pruned / name), Source(file=str(file), device="cpu"), str(tmp_path / "out.csv"), probabilities=True)
     with (tmp_path / "out.csv").open() as lines:
         rows = list(csv.DictReader(lines))
-    model = attendrop.load(pairs / name)
+    model = attendrop.load(pruned / name)
     monkeypatch.setattr(inference, "CHUNK_ROWS", 2)
     assert model.predict(PAIRS) == [row["label"] for row in rows]
     for found, row in zip(model.predict(iter(PAIRS), probabilities=True), rows, strict=True):
@@ -430,10 +419,10 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
         ("in.csv", "was trained on 2 texts a row (sentence1, sentence2), not on 1 (text)"),
     ],
 )
-def test_texts_that_the_model_cannot_read_are_refused(pairs: Path, tmp_path: Path, texts: Any, problem: str) -> None:
+def test_texts_that_the_model_cannot_read_are_refused(pruned: Path, tmp_path: Path, texts: Any, problem: str) -> None:
     with pytest.raises(AttendropError, match=re.escape(problem)):
         if texts == "in.csv":
             source = Source(file=str(write_rows(tmp_path / texts, 4)), text_columns=("text",))
-            predict(str(pairs / "run"), source, "out.csv")
+            predict(str(pruned / "run"), source, "out.csv")
         else:
-            attendrop.load(pairs / "run").predict(texts)
+            attendrop.load(pruned / "run").predict(texts)

@@ -25,15 +25,7 @@ from attendrop import AttendropError, cli
 from attendrop.cli.train import _read_run
 from attendrop.runs.config import Source, partial_of
 from attendrop.runs.inference import evaluate, load_finished_run
-from attendrop.runs.run_folder import (
-    check_folder,
-    holds_run,
-    input_files,
-    locked,
-    new_folder,
-    put_in_place,
-    read_run,
-)
+from attendrop.runs.run_folder import check_folder, holds_run, input_files, locked, new_folder, put_in_place, read_run
 from attendrop.runs.train import train, train_seeds
 
 PLAIN = {"method": "finetune", "epochs": 1}
@@ -147,8 +139,7 @@ def test_the_lock_of_another_process_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
-    [("tensorboard/events", "resume"), ("selection", "overwrite"), ("notes.txt", "read")],
+    ("name", "how"), [("tensorboard/events", "resume"), ("selection", "overwrite"), ("notes.txt", "read")]
 )
 def test_a_link_in_a_run_folder_is_refused_and_what_it_points_to_stays(
     folder: Path, run: Path, tmp_path: Path, name: str, how: str
@@ -308,8 +299,6 @@ def test_a_finished_run_is_finished_and_a_changed_one_is_not_resumed(
     before = content(run)
     assert train(config, resume=True) == tiny.read_metrics(run)
     assert "is finished already; nothing is left to do" in caplog.text and content(run) == before
-    with pytest.raises(AttendropError, match="resume and overwrite exclude each other"):
-        train(config, resume=True, overwrite=True)
     with pytest.raises(AttendropError, match=r"began with learning_rate=0\.001, not 0\.01"):
         train(dataclasses.replace(config, learning_rate=0.01), resume=True)
     other = run.parent / "other" / Path(str(config.eval_file)).name  # of the same name, but not the one that was moved

@@ -354,11 +354,7 @@ def run_of(**options: Any) -> RunConfig:
         (run_of, {"calibrate": True, "selection_fraction": 0.0}, "needs rows held out"),
         (run_of, {"shots": 1, "max_train_samples": 1}, "both limit the training data"),
         (run_of, {"task": "class", "label_type": "number"}, "'class' and label-type 'number' differ"),
-        (
-            run_of,
-            {"task": "swag"},
-            "task is the kind of its rows, one of choice, .*, and not 'swag'",
-        ),
+        (run_of, {"task": "swag"}, "task is the kind of its rows, one of choice, .*, and not 'swag'"),
         (run_of, {**TASK, "task": "tags"}, "'tags' is for custom files"),
         (run_of, {**TASK, "task": "rte", "skip_bad_rows": True}, "skip-bad-rows is for custom files"),
         (run_of, {"max_steps": 0}, "max-steps 0 trains nothing but the head's start"),

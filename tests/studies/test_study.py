@@ -94,7 +94,7 @@ def test_options_that_are_written_otherwise_are_the_same_method(folder: Path, tm
     methods = [{"name": "finetune", "label": "plain"}, "r-drop", {"name": "r-drop", "options": {"alpha": 1}}, written]
     study = read_study(write(tmp_path / "study.yaml", content(folder, methods=methods, seeds=1)))
     assert [(spec.method, spec.options.get("alpha")) for spec in study.specs] == [
-        *(("finetune", None), ("r-drop", 1.0), ("r-drop", 2)),
+        *(("finetune", None), ("r-drop", 1.0), ("r-drop", 2))
     ]
     assert study.reference == "plain"
     (pairs,) = (found := content(folder, seeds=4))["data"]  # the same label on several data is one method

@@ -1,6 +1,9 @@
 """``RegularizedTrainer``: arguments of the stock trainer, accumulation, the order of batches, resuming, streams."""
 
+import ast
+import inspect
 import itertools
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset, SequentialSampler
 from transformers import EarlyStoppingCallback, MarianMTModel, Trainer, TrainerCallback, TrainingArguments
 
+import attendrop
 from attendrop import ADDrop, AttendOut, AttendropError, Compose, RegularizedTrainer, regularized
 from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint
@@ -392,3 +396,37 @@ def test_models_are_scored_in_float32_while_they_train_in_bfloat16(tmp_path: Pat
     batch = zoo.collate(examples(count=4))
     with torch.no_grad():
         assert float(trainer.model.eval()(**batch).loss) != loss_of(trainer.model, batch)  # it still is in bfloat16
+
+
+# Private parts of the stock trainer -----------------------------------------------------------------------------------
+
+
+SOURCE = Path(attendrop.__file__).parent
+HOOKS = SOURCE / "training/trainer.py"
+STOCK = inspect.getsource(Trainer)
+# Methods and attributes of the stock trainer whose names begin with one underscore.
+PRIVATE = set(re.findall(r"(?:def |self\.)(_[a-z]\w*)", STOCK))
+CALLED = {"_push_from_checkpoint", "_remove_unused_columns", "_get_collator_with_removed_columns", "_get_output_dir"}
+ATTRIBUTES = {"_signature_columns", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_loss_shifts_labels"}
+
+
+def used_privately(path: Path) -> set[str]:
+    """The stock trainer's private names that a file defines or reads."""
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    bodies = [node.body for node in nodes if isinstance(node, ast.ClassDef)]
+    return (read | {node.name for body in bodies for node in body if isinstance(node, ast.FunctionDef)}) & PRIVATE
+
+
+def test_what_is_used_is_there_with_its_parameters_and_nothing_else_is_used() -> None:
+    overridden = {
+        name for name in vars(RegularizedTrainer) if name in PRIVATE and callable(getattr(Trainer, name, None))
+    }
+    for name in overridden:
+        ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (RegularizedTrainer, Trainer))
+        assert list(ours) == list(theirs), name
+        assert f"self.{name}" in STOCK, name  # the trainer calls it
+    assert used_privately(HOOKS) == overridden | CALLED | ATTRIBUTES
+    assert not [name for name in ATTRIBUTES if f"self.{name}" not in STOCK]
+    trainers = [path for path in SOURCE.rglob("*.py") if path != HOOKS and "rainer" in path.read_text("utf-8")]
+    assert not {path.name: names for path in trainers if (names := used_privately(path))}

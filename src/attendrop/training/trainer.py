@@ -1,7 +1,7 @@
 """``transformers.Trainer`` with a method that regularises training, and the order and columns of its rows.
 
 The private parts of ``transformers.Trainer`` that the library uses are all used here. A new release of transformers may
-change them; ``tests/training/test_trainer_hooks.py`` compares them with the installed one.
+change them; ``tests/training/test_trainer.py`` compares them with the installed one.
 """
 
 from __future__ import annotations
