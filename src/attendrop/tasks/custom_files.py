@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -146,7 +146,7 @@ class Chunk:
 
     columns: dict[str, list[Any]]  # as in ``TaskData.splits``
     table: Table | None = None  # the same rows, with all columns of the file
-    unknown_names: tuple[str, ...] = ()  # as in ``Task``, of this chunk and those before
+    unknown_names: tuple[str, ...] = ()  # as in ``TaskType``, of this chunk and those before
 
 
 def stream_file(
@@ -191,8 +191,7 @@ def stream_file(
 def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
     """Make the task of custom files, with the classes of a kind of task."""
     metric, *others = task_type.default_metrics
-    task = Task("files", task_type.kind, tuple(text_columns), task_type.label_names, metric, "own files", tuple(others))
-    return replace(task, options=task_type.options(), unknown_names=task_type.unknown_names)
+    return Task("files", task_type, tuple(text_columns), metric, "own files", tuple(others))
 
 
 def others_of(table: Table, columns: Sequence[str]) -> list[str]:

@@ -33,6 +33,8 @@ from attendrop.tasks.table import (
     tables_of,
     text_lines,
 )
+from attendrop.tasks.types.classification import Classification, MultipleChoice, Regression
+from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import Translation
 from attendrop.wording import counted
 
@@ -227,9 +229,10 @@ def _glue(
     ``hub_texts`` the columns of texts if the hub calls them so. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
-    kind = "classification" if labels else "regression"
     return Source(
-        Task(name, kind, texts, class_names or labels, metric, about, tuple(others)),
+        Task(
+            name, Classification(class_names or labels) if labels else Regression(), texts, metric, about, tuple(others)
+        ),
         (folder,),
         {split: ((own,),) for split, own in file_names.items()},
         (*texts, label),
@@ -302,13 +305,13 @@ _PARAPHRASE = ("not_paraphrase", "paraphrase")
 _TEST = (("test.jsonl", "test"),)
 _TEXT_TASKS = (
     Source(
-        Task("imdb", "classification", ("text",), ("negative", "positive"), "accuracy", "sentiment of long reviews"),
+        Task("imdb", Classification(("negative", "positive")), ("text",), "accuracy", "sentiment of long reviews"),
         ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, ("text", "label"),
         _read_imdb, hub=(("stanfordnlp/imdb",),), hub_splits={"dev": "test"}, labels=("neg", "pos"),
     ),
     Source(
         Task(
-            "hans", "classification", _PAIR, _HANS, "accuracy", "does entailment hold where heuristics say so?",
+            "hans", Classification(_HANS), _PAIR, "accuracy", "does entailment hold where heuristics say so?",
             group_columns=("heuristic",),
             readings=(
                 {"entailment": "entailment", "neutral": "non-entailment", "contradiction": "non-entailment"},
@@ -321,7 +324,7 @@ _TEXT_TASKS = (
     ),
     Source(
         Task(
-            "pawsx", "classification", _PAIR, _PARAPHRASE, "accuracy", "do two scrambled sentences say the same?",
+            "pawsx", Classification(_PARAPHRASE), _PAIR, "accuracy", "do two scrambled sentences say the same?",
             other_metrics=("f1",),
             readings=(
                 dict(zip(("not_equivalent", "equivalent"), _PARAPHRASE, strict=True)),
@@ -378,7 +381,7 @@ def _arc(name: str, about: str, *sets: str) -> Source:
     """Make a task of one or both sets; the development set of a copy is called test."""
     copies = {"train": ("arc_{}_dev.csv",), "dev": ("arc_{}_test.csv",), "test": ()}
     return Source(
-        Task(name, "multiple-choice", ("question", "choices"), _LETTERS, "accuracy", about),
+        Task(name, MultipleChoice(_LETTERS), ("question", "choices"), "accuracy", about),
         ("arc", "arcv1feb20182"),
         {
             split: tuple(
@@ -397,7 +400,7 @@ def _arc(name: str, about: str, *sets: str) -> Source:
 
 _CHOICE_TASKS = (
     Source(
-        Task("swag", "multiple-choice", ("question", "choices"), tuple("0123"), "accuracy", "what happens next?"),
+        Task("swag", MultipleChoice(tuple("0123")), ("question", "choices"), "accuracy", "what happens next?"),
         ("swag", "swagaf"),
         {"train": (("train.csv",),), "dev": (("val.csv",),), "test": (("test.csv",),)},
         ("sent1", "sent2", *(f"ending{number}" for number in range(4)), "label"),
@@ -452,7 +455,7 @@ _UPOS = (
 _TAG_TASKS = (
     Source(
         Task(
-            "conll2003", "token-classification", (WORDS,), _ENTITIES, "entity_f1", "named entities in news",
+            "conll2003", TokenClassification(_ENTITIES), (WORDS,), "entity_f1", "named entities in news",
             ("entity_precision", "entity_recall", "accuracy"),
         ),
         ("conll2003",),
@@ -465,7 +468,7 @@ _TAG_TASKS = (
     ),
     Source(
         Task(
-            "ptb-pos", "token-classification", (WORDS,), _PTB_TAGS, "accuracy",
+            "ptb-pos", TokenClassification(_PTB_TAGS), (WORDS,), "accuracy",
             "parts of speech, sample of the Penn Treebank", ("f1_macro",),
         ),
         ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)), (WORDS, TAGS),
@@ -473,7 +476,7 @@ _TAG_TASKS = (
     ),
     Source(
         Task(
-            "ud", "token-classification", (WORDS,), _UPOS, "accuracy",
+            "ud", TokenClassification(_UPOS), (WORDS,), "accuracy",
             "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",),
         ),
         ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}, (WORDS, "upos"),
@@ -492,7 +495,7 @@ def _wmt(source: str, target: str) -> Source:
     names = {"train": ("train",), "dev": ("newsdev2016", "dev"), "test": ("newstest2016", "test")}
     both = (source, target)
     return Source(
-        Task(f"wmt16-{source}-{target}", Translation.kind, (source,), (), metric, about, tuple(others)),
+        Task(f"wmt16-{source}-{target}", Translation(), (source,), metric, about, tuple(others)),
         (f"{target}{source}", f"{source}{target}"),
         {split: tuple(tuple(f"{name}.{code}" for name in found) for code in both) for split, found in names.items()},
         (SOURCE, TARGET),

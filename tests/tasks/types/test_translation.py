@@ -18,7 +18,7 @@ from attendrop.tasks.base import Task, encode_columns
 from attendrop.tasks.types.base import row_array
 from attendrop.tasks.types.translation import Translation, WrittenText
 
-TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), {"max_new_tokens": 6})
+TASK = Task("files", Translation(max_new_tokens=6), ("text",), "bleu", "", ("chrf", "neg_log_loss"))
 PAIRS = [tiny_translators.pair(number) for number in range(5)]
 
 
