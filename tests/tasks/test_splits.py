@@ -414,7 +414,8 @@ def test_inspect_proposes_and_compare_names_a_column_of_groups(
     tmp_path: Path, column: str, groups: list[str], proposed: bool
 ) -> None:
     file = write(tmp_path / "train.csv", groups, column)
-    assert inspect_files(file, label_column="label").group_columns == [column] * proposed
+    found = inspect_files(file, label_column="label").group_columns
+    assert [each.name for each in found] == [column] * proposed
     options: dict[str, Any] = {"train_file": file, "text_columns": ["text"], "label_column": "label"}
     says = load_files(**options).looks_grouped
     assert says.startswith(f"Column {column!r} has {len(set(groups))} values in 200 rows") is proposed
