@@ -14,6 +14,7 @@ from scipy import stats
 from attendrop.studies.statistics import CrossedMean, Estimate, crossed_test, holm, paired_difference
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import row_scores
+from attendrop.tasks.types.classification import Classification
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -178,7 +179,7 @@ def test_simulated_blocks_are_those_of_a_run() -> None:
     generator = np.random.default_rng(0)
     labels, answers = (generator.random((2, 700)) < 0.4).astype(int)
     rows = Dataset.from_dict({"text": [str(row) for row in range(700)], "label": labels.tolist()})
-    task = Task("files", "classification", ("text",), ("no", "yes"), "matthews_correlation", "")
+    task = Task("files", Classification(("no", "yes")), ("text",), "matthews_correlation", "")
     found = row_scores(task, np.eye(2)[answers], labels, rows)
     blocks = np.random.default_rng(0).permutation(700) % 100
     right, label = (answers == labels)[None, None], labels.astype(bool)
