@@ -12,7 +12,7 @@ from helpers.finished_runs import AHEAD, PLAIN, history, write_run, write_runs
 
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.figures import Figure, make_figures
-from attendrop.reports.results import read_results
+from attendrop.studies.results import read_results
 
 
 def made(folder: Path) -> dict[str, Figure]:

@@ -11,9 +11,9 @@ from helpers import tiny
 
 import attendrop
 from attendrop.reports.report import methods_table
-from attendrop.reports.results import read_results
 from attendrop.runs.data import resolve_run
 from attendrop.studies.answer import OOD_COLUMNS, answer
+from attendrop.studies.results import read_results
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -191,11 +191,14 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
         raise AttendropError("None of the encoders of models=auto can be loaded here; name folders by models.")
     scored.sort(key=lambda each: (-each[1].score, each[1].parameters))
     (best, first), *others = scored
-    leads = [row.versus(best) for row, _ in others]
-    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads])
+    leads = {each.model: row.versus(best) for row, each in others}
+    p_values = holm(
+        {name: 1.0 if lead is None or lead.p_value is None else lead.p_value for name, lead in leads.items()}
+    )
     ranked = [first]
-    for (_, each), lead, p in zip(others, leads, p_values, strict=True):
-        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p))
+    for _, each in others:
+        lead = leads[each.model]
+        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p_values[each.model]))
     return Screening(task.metric, len(real), tuple(ranked), tuple(left_out))
 
 
