@@ -24,10 +24,10 @@ def values(figure: Figure, *columns: str) -> list[list[str]]:
 
 
 def layer_of(figure: Figure, layer: int = -1) -> dict[str, Any]:
-    """One layer of the first panel of a figure."""
+    """One layer of the first panel of a figure, with its data, which may be those of the layers around it."""
     (spec, *_) = figure.spec().get("vconcat", [figure.spec()])
     while "layer" in spec:
-        spec, layer = spec["layer"][layer], -1
+        spec, layer = {"data": spec.get("data")} | spec["layer"][layer], -1
     return spec
 
 

@@ -268,7 +268,7 @@ def test_answers_of_other_files_and_of_users_are_not_replaced(
         write(Path(name) / "study.yaml", content(folder, methods="finetune"))
     place = default_folder("a/study.yaml")
     (place / "runs").mkdir(parents=True)
-    write_compared(place, {"mine": []}, "finetune", "a/study.yaml")
+    write_compared(place, {"mine": []}, "finetune", file=str(tmp_path / "a/study.yaml"))
     check_study_folder(place, file="a/study.yaml")
     told = f"'runs/study' holds the answer of '{tmp_path / 'a/study.yaml'}', which would be replaced; name another"
     with pytest.raises(AttendropError, match=re.escape(told)):

@@ -145,12 +145,14 @@ def _drawn(
     methods: Looks,
     *,
     band: bool = False,
+    clip: bool = False,
     line: Mapping[str, Any] | None = None,
     **channels: Any,
 ) -> tuple[alt.LayerChart, pd.DataFrame]:
     """Draw a point for each record, with what it has from ``_low`` to ``_high`` as a bar or band, and lines of methods.
 
-    Records that are ``_pale`` are. Also returns the texts of all, see :func:`chart_of`.
+    Records that are ``_pale`` are; ``clip`` leaves out points beyond the frame. Also returns the texts, see
+    :func:`chart_of`.
     """
     base, values = chart_of(records)
     color, shape = _of_methods(methods)
@@ -160,7 +162,7 @@ def _drawn(
     if line is not None:
         chart += base.mark_line(**line)
     opacity = alt.condition("datum._pale", alt.value(0.4), alt.value(1))
-    return chart + base.mark_point(filled=True, size=50, clip=True).encode(shape=shape, opacity=opacity), values
+    return chart + base.mark_point(filled=True, size=50, clip=clip).encode(shape=shape, opacity=opacity), values
 
 
 def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Looks) -> tuple[Looks, str]:
@@ -270,7 +272,7 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
     title, axis = "time of training, relative to the reference", alt.Axis(grid=False, **ticks)
     gains = alt.Scale(domain=[low, high], nice=False)
     y = alt.Y("_y:Q", title=f"difference in {setting.answer.metric}", scale=gains)
-    chart, values = _drawn(records, methods, x=alt.X("_x:Q", title=title, axis=axis, scale=scale), y=y)
+    chart, values = _drawn(records, methods, clip=True, x=alt.X("_x:Q", title=title, axis=axis, scale=scale), y=y)
     caption = f"Above the dotted line: better than {reference}. Bars: {_BARS}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
     chart = (_rule(_y=0).encode(y="_y:Q") + chart).properties(**SIZE)

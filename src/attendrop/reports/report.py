@@ -25,7 +25,7 @@ from markupsafe import Markup
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.reports.figures import SCORES, Figure, make_figures
-from attendrop.reports.tables import ResultTable, make_result_table, methods_table
+from attendrop.reports.tables import ResultTable, make_result_table
 from attendrop.studies.answer import Answer, cost, ends, name, number, signed
 from attendrop.studies.executor import LABEL
 from attendrop.studies.results import ReportedSetting, Results, read_results
@@ -233,15 +233,10 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
         sections.append(Section("encoders", "Encoders", content))
     if errors := [part for each in results.settings if (part := _errors(results, each))]:
         sections.append(Section("errors", "What goes wrong", render("errors", parts=errors)))
-    if len(table.cells):
-        names, cells, caption = methods_table(results)
-        right = 1 + (len(results.settings) > 1)
-        content = render("captioned", caption=caption, header=names, rows=cells, right=right)
-        sections.append(Section("methods", "Methods", content))
-        if len(results.settings) > 1:
-            wide = table.wide(lambda text, _, marks: text + marks)
-            shown = {"caption": table.caption, "header": ("method", *table.headers), "rows": wide, "right": 1}
-            sections.append(Section("table", "Table", render("captioned", **shown)))
+    if len(results.settings) > 1 and len(table.cells):
+        wide = table.wide(lambda text, _, marks: text + marks)
+        shown = {"caption": table.caption, "header": ("method", *table.headers), "rows": wide, "right": 1}
+        sections.append(Section("table", "Table", render("captioned", **shown)))
     groups = [(setting, list(group)) for setting, group in groupby(below, key=lambda each: each[0].setting)]
     content = render("figures", groups=groups)
     sections.append(Section("figures", "Figures", content, {identifier: figure.spec() for figure, identifier in below}))

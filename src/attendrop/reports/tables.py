@@ -1,4 +1,4 @@
-"""Tables of methods, for papers and for the page."""
+"""The table of methods on tasks, for papers and for the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from attendrop.studies.answer import MIN_SEEDS, OOD_COLUMNS, number
+from attendrop.studies.answer import MIN_SEEDS, number
 from attendrop.studies.results import Results
 from attendrop.studies.statistics import ALPHA
 from attendrop.wording import NAMES_LEFT, csv_table, in_latex, in_markdown, markdown_table
@@ -136,24 +136,3 @@ def make_result_table(results: Results) -> ResultTable:
 def score_scale(metric: str) -> float:
     """Return the factor with which scores are shown: 100, or 1 for errors, ``neg_...``, which are shown as they are."""
     return 1.0 if metric.startswith("neg_") else 100.0
-
-
-def methods_table(results: Results) -> tuple[list[str], list[list[str]], str]:
-    """Make the table of all methods in all settings: its header, its rows, and what the columns are."""
-    several, rows = len(results.settings) > 1, []
-    first, *others = max((each.answer.table()[0] for each in results.settings), key=len)
-    for each in results.settings:
-        for label, *found in each.answer.table()[1:]:
-            found += ["-"] * (len(others) - len(found))
-            # An interval stays on one line.
-            texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in found)
-            rows.append([label, *([each.name] if several else []), *texts])
-    references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
-    reference = next(references, "the reference, which has no score here")
-    also = "; the same on the out-of-distribution split" if OOD_COLUMNS[0] in others else ""
-    caption = (
-        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % intervals "
-        "over seeds and examples, and over seeds only; p value after Holm's correction; share of seeds in which it is "
-        f"ahead; time of training, relative{also}."
-    )
-    return [first, *(["setting"] if several else []), *others], rows, caption

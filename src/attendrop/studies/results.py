@@ -27,9 +27,10 @@ from attendrop.studies.answer import (
     p_text,
     scored_data,
 )
+from attendrop.studies.comparison import ENCODERS, RECORD
 from attendrop.studies.executor import COMPARED, LABEL, REFERENCE, RUNS, read_failures
-from attendrop.studies.learning_curve import CURVE, LearningCurve
-from attendrop.studies.screening import ENCODERS, Screening
+from attendrop.studies.learning_curve import LearningCurve
+from attendrop.studies.screening import Screening
 from attendrop.studies.statistics import CrossedMean, PairedDifference, crossed_test, holm, paired_difference
 from attendrop.wording import counted, in_markdown, markdown_table
 
@@ -179,32 +180,27 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         if metrics is not None and "pruned" not in metrics:  # a pruned copy has the options of its run
             of_run = {LABEL: method_label(metrics), "folder": os.path.relpath(path, top)}
             runs[path] = metrics | of_run
-    failures = read_failures(folder)
+    failures = {name: failure["error"] for name, failure in read_failures(folder).items()}
     listed = read_json(folder / COMPARED, {"reference": str, "settings": dict})
-    failed, notes = dict[str, list[dict[str, Any]]](), []
+    groups, failed, notes = dict[str, list[Mapping[str, Any]]](), dict[str, list[Mapping[str, Any]]](), []
     if listed is None:
         groups = _grouped(list(runs.values()))
         finished = counted(len(runs), "finished run")
         notes.append(f"Computed from the {finished} in the folder, which has no list of what belongs together.")
         if failures:
-            told = "; ".join(f"{name} ({failure['error']})" for name, failure in failures.items())
-            notes.append(f"Without a result: {told}.")
+            notes.append(f"Without a result: {'; '.join(f'{name} ({error})' for name, error in failures.items())}.")
     else:
-        compared: dict[str, dict[str, dict[str, Any]]] = listed["settings"]
-        names, present = {at for own in compared.values() for at in own}, {Path(path).name: runs[path] for path in runs}
-        groups = {
-            name: [present[at] | {LABEL: each[LABEL]} for at, each in own.items() if at in present]
-            for name, own in compared.items()
-        }
-        failed = {
-            name: [
-                {"folder": str(top / at), **each, "error": failures[at]["error"]}
+        present = {Path(path).name: run for path, run in runs.items()}
+        for name, own in listed["settings"].items():
+            groups[name] = [present[at] | {LABEL: each[LABEL]} for at, each in own.items() if at in present]
+            failed[name] = [
+                {"folder": str(top / at), **each, "error": failures.get(at, each.get("error"))}
                 for at, each in own.items()
-                if at in failures and at not in present
+                if at not in present and (at in failures or "error" in each)
             ]
-            for name, own in compared.items()
-        }
-        if missing := len(names - present.keys() - failures.keys()):
+        names = {at for own in listed["settings"].values() for at in own}
+        lost = {Path(each["folder"]).name for own in failed.values() for each in own}
+        if missing := len(names - present.keys() - lost):
             notes.append(f"{missing} of {len(names)} runs of the answer are missing or damaged, and left out.")
         halved = {at for at, run in present.items() if run["config"].get("halvings")}  # of the curves
         if more := len(present.keys() - names - halved):
@@ -225,10 +221,9 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
     of_folders = {each["folder"]: each for own in failed.values() for each in own}
-    screened = read_json(folder / ENCODERS, {"found": dict})
+    screened = (read_json(folder / RECORD, {}) or {}).get(ENCODERS)
     encoders = None if screened is None else Screening.from_dict(screened["found"])
-    drawn = read_json(folder / CURVE, {"curves": list}) or {"curves": []}
-    curves = tuple(map(LearningCurve.from_dict, drawn["curves"]))
+    curves = tuple(map(LearningCurve.from_dict, (listed or {}).get("curves", ())))
     return Results(folder, settings, overall, tuple(of_folders.values()), tuple(notes), encoders, curves)
 
 

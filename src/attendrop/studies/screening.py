@@ -34,8 +34,6 @@ from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import fit_logistic_regression, stratified_parts
 from attendrop.wording import counted
 
-# File of a comparison's folder that keeps a screening.
-ENCODERS = "encoders.json"
 AUTO = "auto"
 # Each row is held out once in each repetition; four fifths of the rows are nearly as many as there are.
 FOLDS, REPEATS = 5, 3

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, suggestion
-from attendrop.runs.config import RunConfig, convert_option, read_yaml
+from attendrop.runs.config import PATHS, RunConfig, convert_option, read_yaml
 from attendrop.runs.run_folder import LOCK, read_json
 from attendrop.studies import BASELINES
 from attendrop.studies.executor import (
@@ -55,7 +55,6 @@ _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
 _LISTS = ("text_columns", "with_columns")  # whose lists are no grids
 _Method = tuple[str, dict[str, Any], str]
-_PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ class _Reader:
         if isinstance(value, list) and name not in _LISTS:
             return [self.option(name, each) for each in value]
         found = convert_option(self.named, name, value)
-        if name not in (*_PATHS, "model") or found in (None, AUTO):
+        if name not in PATHS or found in (None, AUTO):
             return found
         expanded = os.path.expandvars(found)
         if unset := re.search(r"\$\{?(\w+)", expanded):
@@ -259,7 +258,7 @@ def run_study(
     of_settings: dict[str, list[Event]] = {name: [] for name in study.settings}
     for (name, _), result in zip(runs, results, strict=True):
         of_settings[name].append(result)
-    write_compared(folder, of_settings, study.reference, file)
+    write_compared(folder, of_settings, study.reference, file=None if file is None else str(Path(file).absolute()))
 
     from attendrop.studies.results import read_results
 
@@ -269,21 +268,18 @@ def run_study(
     return found
 
 
-def write_compared(
-    folder: Path, settings: Mapping[str, Sequence[Event]], reference: str, file: str | None = None
-) -> None:
-    """Record which runs are compared, by setting, so that the answer can be computed again; and the study file.
+def write_compared(folder: Path, settings: Mapping[str, Sequence[Event]], reference: str, **more: Any) -> None:
+    """Record which runs are compared, by setting, so that the answer can be computed again, and what ``more`` holds.
 
-    For each run, by the name of its folder: its label, method and seed, which a failed one does not tell itself.
+    For each run, by the name of its folder: its label and seed; of a failed one all that is known.
     """
     from attendrop.studies.answer import method_label
 
-    runs = {
-        name: {each.folder.name: each.spec.described() | {LABEL: method_label(each.run)} for each in results}
-        for name, results in settings.items()
-    }
-    of_file = {} if file is None else {"file": str(Path(file).absolute())}
-    write_json(folder / COMPARED, {"reference": reference, "settings": runs} | of_file)
+    runs: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in settings}
+    for name, each in ((name, each) for name, results in settings.items() for each in results):
+        known = each.run if each.metrics is None else {"seed": each.spec.config.seed}
+        runs[name][each.folder.name] = known | {LABEL: method_label(each.run)}
+    write_json(folder / COMPARED, {"reference": reference, "settings": runs, **more})
 
 
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
