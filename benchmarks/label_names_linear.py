@@ -20,7 +20,7 @@ import torch
 from label_name_rows import DATA, deranged
 from transformers import AutoModel, AutoTokenizer
 
-from attendrop.runs.inference import unit_means
+from attendrop.runs.inference import unit_vectors
 from attendrop.studies.statistics import paired_difference
 from attendrop.support.files import resolve_model
 from attendrop.tasks.class_names import in_words
@@ -62,7 +62,7 @@ class Encoder:
             with torch.no_grad():
                 hidden = self.model(**batch).last_hidden_state
             self.known.update(
-                zip(new[start : start + 64], unit_means(hidden, batch["attention_mask"]).numpy(), strict=True)
+                zip(new[start : start + 64], unit_vectors(hidden, batch["attention_mask"]).numpy(), strict=True)
             )
         return np.stack([self.known[text] for text in texts])
 

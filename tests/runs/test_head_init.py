@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 from attendrop.errors import AttendropError
 from attendrop.runs.data import encode_parts, resolve_run
 from attendrop.runs.inference import predict_outputs
-from attendrop.runs.model_loading import default_pooling, load_for
+from attendrop.runs.model_loading import default_pooling, load_for, trained_pooling
 from attendrop.runs.train import init_head, train
 from attendrop.tasks.tokenization import of_documents
 
@@ -109,6 +109,7 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "cls"),
         ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls"),
     ],
 )
 def test_models_of_sentences_are_read_as_they_were_trained(pooling: Any, expected: str, tmp_path: Path) -> None:
@@ -119,3 +120,5 @@ def test_models_of_sentences_are_read_as_they_were_trained(pooling: Any, expecte
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
     assert default_pooling(str(tmp_path)) == expected
+    cls = bool(pooling.get("pooling_mode_cls_token")) and not pooling.get("pooling_mode_mean_tokens")
+    assert (trained_pooling(str(tmp_path)) == "cls") is cls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, Source, partial_of
 from attendrop.runs.data import resolve_run
 from attendrop.runs.export import export_run
-from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.inference import evaluate, frozen_features, load_baseline, predict, unit_vectors
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import defined_for, run_baseline, tune_on_pairs
+from attendrop.tasks.base import encode_columns
+from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.metrics import PREDICTIONS
+from attendrop.tasks.types.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
+YES_NO = Classification(("no", "yes"))
 NAMES = ("good", "bad", "near", "far")
 
 
@@ -52,6 +57,27 @@ def test_both_texts_are_read_and_kept_apart(folder: Path, tmp_path: Path) -> Non
         rows = [f"{a},{b},{a == 'cat'}" for a, b in [("cat", "dog"), ("dog", "cat")] * 10]
         (tmp_path / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label", *rows]) + "\n")
     assert run_baseline(config(tmp_path, "swapped", model=str(folder / "model")), "tfidf")["score"] == 1
+
+
+def test_a_frozen_encoder_that_was_trained_so_gives_its_first_token(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    (tmp_path / "model" / "modules.json").write_text('[{"path": "p", "type": "models.Pooling"}]')
+    (tmp_path / "model" / "p").mkdir()
+    (tmp_path / "model" / "p" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    own = config(folder, str(tmp_path / "run"), model=str(tmp_path / "model"))
+    found = run_baseline(own, "frozen", keep_model=True)
+    given = Source(file=own.eval_file, device="cpu")
+    assert evaluate(str(tmp_path / "run"), given)["score"] == found["score"]
+    kept = load_baseline(tmp_path / "run")
+    assert kept.encoder is not None
+    encoded = encode_columns({"text": ["good cat", "near"]}, files_task(["text"], YES_NO), kept.tokenizer, 24)
+    features = frozen_features(kept.encoder, kept.tokenizer, YES_NO, encoded, 2, "cpu")
+    with torch.no_grad():
+        first = kept.encoder.base_model(**kept.tokenizer(["near"], return_tensors="pt")).last_hidden_state[0, 0]
+    torch.testing.assert_close(torch.from_numpy(features[1]), first / first.norm())
+    hidden = torch.tensor([[[9.0, 9.0], [3.0, 4.0], [4.0, 3.0]]])
+    padded_left = unit_vectors(hidden, torch.tensor([[0, 1, 1]]), first=True)
+    torch.testing.assert_close(padded_left, torch.tensor([[0.6, 0.8]]))
 
 
 def test_numbers_are_predicted_and_class_weights_count(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from functools import cached_property, partial, reduce
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -32,6 +33,7 @@ _Place = TypeVar("_Place")
 # A mask hides a key if its entry is this far below the largest of its row. Models write -100 (Swin, beside a learned
 # bias), -10000 or less; exp(-64) is 1e-28, and learned biases, such as T5's, spread over less.
 _HIDDEN_BELOW = 64.0
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,9 @@ class ReadyMask:
             hidden = drop if valid is None else valid <= drop  # not valid, or dropped
         hidden = hidden.expand(*hidden.shape[:2], *shape[2:])
         if on_cpu(drop.device):  # filling in takes ten times as long where it is at random, reading booleans four times
-            return cls(hidden.view(torch.uint8).to(dtype).mul_(torch.finfo(dtype).min).mul_(2), queries)
+            infinity = torch.tensor(-torch.inf, dtype=dtype).view(_INTEGERS[dtype.itemsize]).numpy()
+            bits = np.multiply(hidden.numpy().view(np.uint8), infinity, dtype=infinity.dtype)
+            return cls(torch.from_numpy(bits).view(dtype), queries)
         width = -(-shape[3] // 16) * 16
         additive = torch.zeros(*hidden.shape[:3], width, dtype=dtype, device=drop.device)[..., : shape[3]]
         return cls(additive.masked_fill_(hidden, -torch.inf), queries)

@@ -58,7 +58,8 @@ def stacked(group: Sequence[SeenLayer]) -> SeenLayer:
     if len(group) == 1:
         return group[0]
     call = group[0].call.stacked([each.call.layer for each in group])
-    return SeenLayer(call, torch.cat([each.output for each in group]), torch.cat([each.value for each in group]))
+    by_head = torch.cat([each.output.transpose(1, 2) for each in group])  # as :func:`by_weights` multiplies it
+    return SeenLayer(call, by_head.transpose(1, 2), torch.cat([each.value for each in group]))
 
 
 class ObservePlan(Plan):

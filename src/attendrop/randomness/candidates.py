@@ -115,29 +115,36 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
         attribution = attribution.float()
     if direction == "magnitude":
         attribution = attribution.abs()
-    length = attribution.shape[-1]
+    length, low, device = attribution.shape[-1], direction == "low", attribution.device
+    fraction, least_place = (p, 0) if low else (1 - p, 1)
     if valid is None:
-        ordered = _sorted(attribution.clone() if on_cpu(attribution.device) else attribution)
-        n_valid = torch.full((1, 1, 1, 1), length, device=attribution.device)
+        place = min(max(least_place, math.floor(length * fraction + 1e-6)), length - 1)  # as in `_thresholds`
+        if on_cpu(device) and not low:  # as below, by numpy alone, for short rows
+            values = attribution.detach().numpy()
+            in_order = np.sort(values, axis=-1)
+            above = np.maximum(in_order[..., place, None], np.nextafter(in_order[..., :1], np.inf))
+            return Region(torch.from_numpy(values >= above))
+        ordered = _sorted(attribution.clone() if on_cpu(device) else attribution)
+        threshold, highest = ordered[..., place, None], ordered[..., -1:]
     else:
-        if on_cpu(attribution.device):  # where adding is much faster
+        if on_cpu(device):  # where adding is much faster
             ordered = _sorted(attribution + torch.where(valid, 0.0, torch.inf))
         else:
             ordered = _sorted(attribution.masked_fill(~valid, torch.inf))
         n_valid = valid.sum(-1, keepdim=True)
-    low = direction == "low"
-    place = _thresholds(length, p if low else 1 - p, 0 if low else 1, attribution.device)[n_valid]
+        threshold = _take(ordered, _thresholds(length, fraction, least_place, device)[n_valid])
+        highest = _take(ordered, (n_valid - 1).clamp(min=0)) if low else ordered
     # A row without signal is all as its lowest. Comparisons with NaN are False: no candidates.
-    lowest, threshold = ordered[..., :1], _take(ordered, place)
+    lowest = ordered[..., :1]
     if low:
         mask = attribution < threshold
     else:  # above the lowest, should that be the threshold
         least = torch.maximum(threshold, lowest.nextafter(_infinity(lowest.dtype, lowest.device)))
-        if on_cpu(attribution.device):  # half of torch's time
+        if on_cpu(device):  # half of torch's time
             mask = torch.from_numpy(np.greater_equal(attribution.detach().numpy(), least.detach().numpy()))
         else:
             mask = attribution >= least
-    unequal = lowest < _take(ordered, (n_valid - 1).clamp(min=0)) if low else None  # perhaps too few keys for any
+    unequal = lowest < highest if low else None  # perhaps too few keys for any
     return Region(mask if valid is None else mask & valid, unequal)
 
 

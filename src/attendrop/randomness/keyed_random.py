@@ -73,6 +73,7 @@ def sample_mask(
     shape: tuple[int, int, int, int],
     origins: Tensor | None,
     device: torch.device,
+    sizes: Sequence[tuple[int, int]] | None = None,
 ) -> Tensor:
     """Sample a boolean mask whose elements are True with probability ``p``, independently.
 
@@ -89,6 +90,8 @@ def sample_mask(
         origins: ``(batch, 2)``, the first row and column of each sequence that are not padding; values before these are
             undefined. None: all are 0, which takes fewer kernels.
         device: Where to put the mask.
+        sizes: Rows and columns of each sequence of a name from there on that are wanted, if few are; others are
+            undefined. None: all.
     """
     bound: int | Tensor  # below it is the lower fraction p of the range of lanes
     if isinstance(p, Tensor):
@@ -105,8 +108,8 @@ def sample_mask(
     if not on_cpu(device):
         return _lanes(seeds, shape, origins, device) < bound
     mask = torch.zeros(shape, dtype=torch.bool)
-    for place, lanes in _lanes_on_cpu(seeds, shape, origins):
-        mask.numpy()[place] = lanes < (bound if isinstance(bound, int) else bound.numpy()[place])
+    for place, lanes in _lanes_on_cpu(seeds, shape, origins, sizes):
+        np.less(lanes, bound if isinstance(bound, int) else bound.numpy()[place], out=mask.numpy()[place])
     return mask
 
 
@@ -202,9 +205,12 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
 
 
 def _lanes_on_cpu(
-    seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor | None
+    seeds: list[int],
+    shape: tuple[int, int, int, int],
+    origins: Tensor | None,
+    sizes: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[tuple[slice, slice, slice, slice], Any]]:
-    """Yield the lanes of some sequences, and their position.
+    """Yield the lanes of some sequences, and their position; see :func:`sample_mask`.
 
     Numpy, with as many sequences at a time as fit the cache, is ten times faster than torch.
     """
@@ -214,12 +220,17 @@ def _lanes_on_cpu(
     word = np.arange(-(-columns // 4), dtype=np.uint64)
     counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
     every = np.array(seeds, dtype=np.uint64)[:, None, None, None]
-    at_a_time = 1 if origins is not None else max(1, _CHUNK // 4 // max(1, counters.size))
     starts = [(0, 0)] * batch if origins is None else origins.tolist()
-    for first in range(0, batch, at_a_time):
-        (top, start), some = starts[first], slice(first, first + at_a_time)
-        lanes = _splitmix64_int16(counters[:, : rows - top, : -(-(columns - start) // 4)] + every[some])
-        yield (some, slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
+    if sizes is not None:  # a sequence of all names at a time
+        parts = [slice(place, None, len(sizes)) for place in range(len(sizes))]
+    else:
+        at_a_time = 1 if origins is not None else max(1, _CHUNK // 4 // max(1, counters.size))
+        parts = [slice(first, first + at_a_time) for first in range(0, batch, at_a_time)]
+    for place, some in enumerate(parts):
+        top, start = starts[some.start]
+        height, width = (rows - top, columns - start) if sizes is None else sizes[place]
+        lanes = _splitmix64_int16(counters[:, :height, : -(-width // 4)] + every[some])
+        yield (some, slice(None), slice(top, top + height), slice(start, start + width)), lanes[..., :width]
 
 
 def _splitmix64_int16(bits: Any) -> Any:

@@ -51,7 +51,7 @@ from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, document_means, fit_tokenizer, unknown_rows
 from attendrop.tasks.types.base import Array, TaskType, row_array
-from attendrop.tasks.types.model_classes import MODELING_FILE
+from attendrop.tasks.types.model_classes import FIRST_TOKEN, MODELING_FILE
 from attendrop.wording import counted
 
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
@@ -147,9 +147,14 @@ def over_rows(
     return concatenate(found)[np.argsort(order)]
 
 
-def unit_means(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Average hidden states ``(batch, n, hidden)`` over the tokens of each row, and scale the mean to length 1."""
+def unit_vectors(hidden: Tensor, attention_mask: Tensor | None, *, first: bool = False) -> Tensor:
+    """Average hidden states ``(batch, n, hidden)`` over the tokens of each row, and scale the mean to length 1.
+
+    ``first``: take the first token of each row in place of the mean.
+    """
     mask = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
+    if first:
+        mask = (mask != 0) & (mask.cumsum(dim=1) == 1)
     mean = (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
     return functional.normalize(mean, dim=-1)
 
@@ -164,21 +169,23 @@ def frozen_features(
 ) -> Array:
     """Average the last hidden states of each row over its tokens, and scale the mean to length 1.
 
-    Special tokens count; padding does not: the sentence embedding of Reimers and Gurevych (2019). In a model with an
+    Special tokens count; padding does not: the sentence embedding of Reimers and Gurevych (2019). If the files of the
+    model say that it was trained so, the first token is read in its place (:data:`FIRST_TOKEN`). In a model with an
     encoder and a decoder, the encoder is read. Returns unit vectors ``(rows, hidden)`` in float32, in the order of the
     rows; zeros for a row without tokens. Raises AttendropError if the encoder has no vector for each token.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
 
-    def means(batch: dict[str, Tensor]) -> Array:
+    def vectors(batch: dict[str, Tensor]) -> Array:
         hidden = encoder(**batch).last_hidden_state.float()
         if hidden.ndim != 3:
             raise AttendropError(f"{type(encoder).__name__} has no vectors of tokens or patches to average.")
-        units: Array = unit_means(hidden, batch.get("attention_mask")).cpu().numpy()
+        first = getattr(model.config, FIRST_TOKEN, False)
+        units: Array = unit_vectors(hidden, batch.get("attention_mask"), first=first).cpu().numpy()
         return units
 
-    return over_rows(means, encoder, tokenizer, task_type, encoded, batch_size)
+    return over_rows(vectors, encoder, tokenizer, task_type, encoded, batch_size)
 
 
 # Baselines -----------------------------------------------------------------------------------------------------------
@@ -229,6 +236,7 @@ class BaselineModel:
         self.tokenizer.save_pretrained(folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)
+            setattr(config, FIRST_TOKEN, getattr(self.encoder.config, FIRST_TOKEN, False))
             for name in ("config.json", MODELING_FILE.name):  # for transformers, which is to load no such folder
                 (folder / name).unlink(missing_ok=True)
         arrays = {"bias": self.bias} | ({} if self.weight is None else {"weight": self.weight})

@@ -36,6 +36,7 @@ from attendrop.tasks.table import plain
 from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import (
+    FIRST_TOKEN,
     configure_pooling,
     is_encoder,
     pooling_of,
@@ -107,6 +108,8 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             task_type.configure(config)
             if task_type.one_vector:
                 configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
+                if trained_pooling(name) == "cls":
+                    setattr(config, FIRST_TOKEN, True)
         model, found = task_type.model_class(config).from_pretrained(
             place,
             config=config,
@@ -177,8 +180,19 @@ def _check_folder(name: str) -> None:
 def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
     """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
 
-    ``modules.json`` says so of a model of sentence-transformers, and its configuration (None: to be loaded) of one that
-    was fine-tuned with the mean. Otherwise ``"cls"``: what the class of transformers reads.
+    Its configuration (None: to be loaded) says so of one that was fine-tuned with the mean, see also
+    :func:`trained_pooling`. Otherwise ``"cls"``: what the class of transformers reads.
+    """
+    config = load_config(name) if config is None else config
+    if name not in ("minilm", MINILM_HUB_ID) and not is_encoder(config):
+        return pooling_of(config)
+    return "mean" if trained_pooling(name) == "mean" else pooling_of(config)
+
+
+def trained_pooling(name: str) -> str | None:
+    """Return what a model of sentence-transformers makes a vector of, by ``modules.json``: ``"mean"``, ``"cls"``.
+
+    None of other models, and of other vectors.
     """
 
     def read(file: str) -> Any:
@@ -190,17 +204,14 @@ def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
         except (OSError, ValueError, RecursionError):
             return None
 
-    config = load_config(name) if config is None else config
     if name in ("minilm", MINILM_HUB_ID):
         return "mean"
-    if not is_encoder(config):
-        return pooling_of(config)
     place = resolve_model(name)
     paths = [part.get("path") for part in read("modules.json") or [] if str(part.get("type")).endswith("Pooling")]
     found = (read(f"{paths[0]}/config.json") if paths else None) or {}
     modes = [mode for mode, value in found.items() if mode.startswith("pooling_mode_") and value is True]
-    is_mean = modes == ["pooling_mode_mean_tokens"] or found.get("pooling_mode") == "mean"
-    return "mean" if is_mean else pooling_of(config)
+    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "mean": "mean", "cls": "cls"}
+    return known.get(modes[0] if len(modes) == 1 else str(found.get("pooling_mode")))
 
 
 def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskType, options: LoraOptions) -> Any:

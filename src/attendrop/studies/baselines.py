@@ -44,7 +44,7 @@ from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.tokenization import columns_of, document_means, of_documents
 from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import self_trained
-from attendrop.tasks.types.model_classes import is_encoder
+from attendrop.tasks.types.model_classes import FIRST_TOKEN, is_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +259,8 @@ def tune_on_pairs(
         tokenizer.save_pretrained(folder)
         with without_report():
             words = Transformer(folder, max_seq_length=config.max_length)
-        pooling = Pooling(words.get_embedding_dimension(), pooling_mode="mean")
+        mode = "cls" if getattr(encoder.config, FIRST_TOKEN, False) else "mean"
+        pooling = Pooling(words.get_embedding_dimension(), pooling_mode=mode)
         body = SentenceTransformer(modules=[words, pooling], device=str(compute_device(config.device)))
         arguments = setfit.TrainingArguments(
             output_dir=str(Path(folder) / "run"),

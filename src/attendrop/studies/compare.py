@@ -25,7 +25,7 @@ from attendrop.methods.core.registry import build_method, get_method, given_opti
 from attendrop.runs.config import RunConfig, declared, partial_of
 from attendrop.runs.data import fingerprint, resolve_run
 from attendrop.runs.model_card import CARD, with_section
-from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
+from attendrop.runs.model_loading import load_config, load_for, load_tokenizer, trained_pooling
 from attendrop.runs.run_folder import holds_run, read_json, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies import FROZEN
@@ -469,7 +469,8 @@ def best_model(
     else:
         changes = everything | {"lora": None, "patience": None, "selection_fraction": 0.0}
         changes |= {"refit": False, "protocol": "held-out"}
-    if baseline == FROZEN and task_type.one_vector and is_encoder(load_config(own.model)):
+    frozen = baseline == FROZEN and task_type.one_vector and is_encoder(load_config(own.model))
+    if frozen and trained_pooling(own.model) != "cls":  # no class of transformers reads that as it is
         changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None
     changes |= {"accept": config.accept, "seed": config.seed, "output_dir": str(folder / BEST)}

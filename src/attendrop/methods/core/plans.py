@@ -62,6 +62,7 @@ class RandomMaskPlan(Plan):
         drops: In place of ``make``: function of this plan and a call, perhaps of several layers, that returns where to
             drop scores; None drops nothing there.
         origins: Finds :meth:`AttentionCall.origins` on the host, if it is known there; None if all are zero.
+        sizes: Finds the queries and keys of each sequence beyond which :meth:`sample` is not read, if they are known.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class RandomMaskPlan(Plan):
         *,
         drops: Callable[[RandomMaskPlan, AttentionCall], DroppedScores | None] | None = None,
         origins: Callable[[AttentionCall], Tensor | None] | None = None,
+        sizes: Callable[[AttentionCall], Sequence[tuple[int, int]] | None] | None = None,
     ) -> None:
         self.method = method
         self.context = context
@@ -84,6 +86,7 @@ class RandomMaskPlan(Plan):
         self._made: dict[str, AttentionEdit] = {}
         self._edits: dict[str, _LayerEdit] = {}
         self._find_origins = origins or AttentionCall.origins
+        self._sizes = sizes
         self._origins: dict[tuple[str, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
@@ -149,8 +152,8 @@ class RandomMaskPlan(Plan):
 
         ``p`` is one number, one for each layer of the call, or a tensor that expands to that.
         """
-        names = [layer.key for layer in call.layers]
-        return sample_mask(p, self.context.key, names, call.shape, self.origins(call), call.device)
+        names, sizes = [layer.key for layer in call.layers], None if self._sizes is None else self._sizes(call)
+        return sample_mask(p, self.context.key, names, call.shape, self.origins(call), call.device, sizes)
 
     def uniform(self, call: AttentionCall) -> Tensor:
         """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""

@@ -43,6 +43,8 @@ _OPTION = "classifier_pooling"
 # Ends like the names of transformers' classes, from which the loss is derived.
 _SUFFIX = "MeanPoolingForSequenceClassification"
 # Saved beside the weights of classifiers of the mean.
+# Attribute of the configuration of an encoder whose vector of a text is the hidden state of the first token.
+FIRST_TOKEN = "attendrop_first_token"
 MODELING_FILE = Path(modeling_mean_pooling.__file__)
 # So transformers loads folders of these classes, too, and never with code that it finds there.
 AutoConfig.register(MeanPoolingConfig.model_type, MeanPoolingConfig)
