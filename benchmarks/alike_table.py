@@ -160,8 +160,7 @@ def lines() -> list[str]:
         for name in METHODS
         if len(runs[name].keys() & runs["plain"].keys()) > 1
     }
-    corrected = [cell for cell in cells if METHODS[cell[1]]]
-    p_values = dict(zip(corrected, holm([cells[cell][1] for cell in corrected]), strict=True))
+    p_values = holm({cell: found[1] for cell, found in cells.items() if METHODS[cell[1]]})
     used = [name for name in METHODS if any(cell[1] == name for cell in cells)]
     found = [["data, rows per class", "chosen", "plain", *used], ["---"] * (3 + len(used))]
     for at, runs in rows.items():

@@ -105,8 +105,8 @@ def _of_groups(cell: Cell, generator: np.random.Generator, truth: float) -> tupl
 
 def _judged(results: list[tuple[Estimate, float]], truth: float) -> tuple[float, float]:
     """Return whether a method is called ahead, and the fraction of intervals that cover the truth."""
-    shown = holm([p for _, p in results])
-    ahead = any(p <= ALPHA and each.value > 0 for p, (each, _) in zip(shown, results, strict=True))
+    shown = holm({place: p for place, (_, p) in enumerate(results)})
+    ahead = any(shown[place] <= ALPHA and each.value > 0 for place, (each, _) in enumerate(results))
     return ahead, float(np.mean([each.low <= truth <= each.high for each, _ in results]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from attendrop.reports.results import score_scale
+from attendrop.reports.tables import score_scale
 from attendrop.studies.study import Study, read_study
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -82,12 +82,11 @@ def _numbers(split: str) -> tuple[int, int]:
 
 
 def _glue_file(source: Source, first: int, end: int) -> str:
-    columns = source.read.keywords  # of the reader of its files
-    texts, label = columns["texts"], columns["label"]
-    header = columns.get("header") or (*texts, label)
-    lines = [] if "header" in columns else ["\t".join(header)]
+    *texts, label = source.columns
+    header = source.read_file.keywords.get("header")  # of the reader of its files
+    lines = [] if header else ["\t".join(source.columns)]
     for number in range(first, end):
         fields = {name: sentence(number + 3 * place) for place, name in enumerate(texts)}
         fields[label] = submitted(source, number % len(source.labels or range(6)))
-        lines.append("\t".join(fields.get(name, "-") for name in header))
+        lines.append("\t".join(fields.get(name, "-") for name in header or source.columns))
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from helpers.finished_runs import AHEAD, PLAIN, history, write_run, write_runs
 
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.figures import Figure, make_figures
-from attendrop.reports.results import read_results
+from attendrop.studies.results import read_results
 
 
 def made(folder: Path) -> dict[str, Figure]:
@@ -24,10 +24,10 @@ def values(figure: Figure, *columns: str) -> list[list[str]]:
 
 
 def layer_of(figure: Figure, layer: int = -1) -> dict[str, Any]:
-    """One layer of the first panel of a figure."""
+    """One layer of the first panel of a figure, with its data, which may be those of the layers around it."""
     (spec, *_) = figure.spec().get("vconcat", [figure.spec()])
     while "layer" in spec:
-        spec, layer = spec["layer"][layer], -1
+        spec, layer = {"data": spec.get("data")} | spec["layer"][layer], -1
     return spec
 
 

@@ -14,7 +14,9 @@ from helpers import tiny
 from helpers.finished_runs import AHEAD, BEHIND, PLAIN, write_run, write_runs
 
 from attendrop.errors import AttendropError
-from attendrop.reports.results import ResultTable, make_result_table, read_results
+from attendrop.reports.report import write_report
+from attendrop.reports.tables import ResultTable, make_result_table
+from attendrop.studies.results import read_results
 from attendrop.support.files import write_json, write_text
 
 
@@ -28,9 +30,9 @@ def test_without_a_list_runs_that_differ_in_method_and_seed_are_compared(tmp_pat
     write_json(tmp_path / "failed.json", {"one": {"error": "No space left.", "details": ""}})
     results = read_results(tmp_path)
     (setting,) = results.settings
-    assert setting.name == "cola"
+    assert setting.name == "cola" and results.overall == ()
     assert setting.answer.use == "r-drop alpha=0.5"
-    assert {label: [run.metrics["seed"] for run in runs] for label, runs in setting.by_label.items()} == {
+    assert {label: [run["seed"] for run in runs] for label, runs in setting.by_label.items()} == {
         label: [0, 1, 2, 3] for label in ("finetune", "r-drop alpha=0.5", "majority")
     }
     assert results.notes[0].startswith("Computed from the 12 finished runs in the folder, which has no list")
@@ -76,7 +78,7 @@ def test_runs_that_are_missing_or_not_listed_are_told(tmp_path: Path) -> None:
     assert more.startswith("1 other finished runs are not part of the answer: ")
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(AttendropError, match="holds no finished run"):
-        read_results(tmp_path)
+        write_report(tmp_path)
 
 
 def test_failed_runs_and_another_reference(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ from attendrop.support import files as models
 from attendrop.support.files import resolve_model
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
+from attendrop.tasks.types.classification import Classification
 
-TASK = Task("files", "classification", ("text",), ("no", "yes", "perhaps"), "accuracy", "own files")
+TASK = Task("files", Classification(("no", "yes", "perhaps")), ("text",), "accuracy", "own files")
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +56,11 @@ def test_a_head_of_another_size_or_for_other_classes_is_told(
     for part in load_for(str(bert), TASK)[:2]:
         part.save_pretrained(tmp_path)
     load_for(str(tmp_path), None)
-    load_for(str(tmp_path), replace(TASK, label_names=("No", "yes", "perhaps")))
+    load_for(str(tmp_path), replace(TASK, type=Classification(("No", "yes", "perhaps"))))
     assert not caplog.records
     load_for(str(tmp_path), named_task("rte"))
     assert "has another number of outputs; a new one takes its place" in caplog.text  # a linear probe, mostly
-    load_for(str(tmp_path), replace(TASK, label_names=("maybe", "no", "yes")))
+    load_for(str(tmp_path), replace(TASK, type=Classification(("maybe", "no", "yes"))))
     assert "its outputs for 'no', 'yes', 'perhaps' start as those for 'maybe', 'no', 'yes'." in caplog.text
 
 

@@ -10,10 +10,9 @@ import pytest
 from helpers import tiny
 
 import attendrop
-from attendrop.reports.report import methods_table
-from attendrop.reports.results import read_results
 from attendrop.runs.data import resolve_run
 from attendrop.studies.answer import OOD_COLUMNS, answer
+from attendrop.studies.results import read_results
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -42,9 +41,9 @@ def test_both_scores_stand_side_by_side(outcome: Any, folder: Path) -> None:
     assert shifted[1]["components"] is not None  # an interval on new rows
     read = read_results(folder / "answer")
     assert [each.answer for each in read.settings] == [outcome.answer]
-    header, rows, _ = methods_table(read)
-    assert header[-2:] == list(OOD_COLUMNS)
-    assert {row[0]: row[-2].split("\xa0")[0] for row in rows} == {row["label"]: f"{row['mean']:.3f}" for row in shifted}
+    header, *rows = outcome.answer.table()
+    assert header[-2:] == OOD_COLUMNS
+    assert {row[0]: row[-2].split()[0] for row in rows} == {row["label"]: f"{row['mean']:.3f}" for row in shifted}
     kept = tiny.read_metrics(outcome.best)
     assert kept["data"]["rows"]["train"] == 40 and kept["ood"] is None  # the model that is kept has all rows
 

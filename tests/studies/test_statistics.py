@@ -14,6 +14,7 @@ from scipy import stats
 from attendrop.studies.statistics import CrossedMean, Estimate, crossed_test, holm, paired_difference
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import row_scores
+from attendrop.tasks.types.classification import Classification
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -134,9 +135,10 @@ def test_rare_differences_are_covered() -> None:
 
 def test_holm_as_worked_by_hand() -> None:
     # In order: 0.005 * 4 = 0.02, 0.01 * 3 = 0.03, 0.03 * 2 = 0.06, and 0.04 * 1, which is not to be below 0.06.
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.7]) == [1, 1]
-    assert holm([0.04]) == [0.04] and holm([]) == []
+    p_values = {"a": 0.01, "b": 0.04, "c": None, "d": 0.03, "e": 0.005}
+    assert holm(p_values) == pytest.approx({"a": 0.03, "b": 0.06, "d": 0.06, "e": 0.02})
+    assert holm({1: 0.6, 2: 0.7}) == {1: 1, 2: 1}
+    assert holm({"a": 0.04}) == {"a": 0.04} and holm({}) == {}
 
 
 # Simulated runs: how often intervals are wrong, and the jackknife below them ----------------------------------------
@@ -178,7 +180,7 @@ def test_simulated_blocks_are_those_of_a_run() -> None:
     generator = np.random.default_rng(0)
     labels, answers = (generator.random((2, 700)) < 0.4).astype(int)
     rows = Dataset.from_dict({"text": [str(row) for row in range(700)], "label": labels.tolist()})
-    task = Task("files", "classification", ("text",), ("no", "yes"), "matthews_correlation", "")
+    task = Task("files", Classification(("no", "yes")), ("text",), "matthews_correlation", "")
     found = row_scores(task, np.eye(2)[answers], labels, rows)
     blocks = np.random.default_rng(0).permutation(700) % 100
     right, label = (answers == labels)[None, None], labels.astype(bool)

@@ -22,13 +22,13 @@ from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import option_types
 from attendrop.runs.config import RunConfig, Source, checked, declared
+from attendrop.studies.answer import Answer, answer
 from attendrop.studies.comparison import Comparison
 from attendrop.studies.executor import Event, Runner, RunSpec, data_sha256, open_runner
+from attendrop.studies.results import overall_rows
 from attendrop.studies.study import (
     check_study_folder,
     default_folder,
-    make_report,
-    overall_rows,
     read_study,
     write_compared,
 )
@@ -268,7 +268,7 @@ def test_answers_of_other_files_and_of_users_are_not_replaced(
         write(Path(name) / "study.yaml", content(folder, methods="finetune"))
     place = default_folder("a/study.yaml")
     (place / "runs").mkdir(parents=True)
-    write_compared(place, {"mine": []}, "finetune", "a/study.yaml")
+    write_compared(place, {"mine": []}, "finetune", file=str(tmp_path / "a/study.yaml"))
     check_study_folder(place, file="a/study.yaml")
     told = f"'runs/study' holds the answer of '{tmp_path / 'a/study.yaml'}', which would be replaced; name another"
     with pytest.raises(AttendropError, match=re.escape(told)):
@@ -285,44 +285,43 @@ def test_answers_of_other_files_and_of_users_are_not_replaced(
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def event(spec: RunSpec, score: float, by_row: np.ndarray | None = None, data: str = "") -> Event:
+def scored(spec: RunSpec, score: float, by_row: np.ndarray | None = None, data: str = "") -> dict[str, Any]:
     blocks = np.full(100, score) if by_row is None else by_row
     known = {"task": "files", "model": "m", "metric": "accuracy", "train_seconds": 1.0, "data": {"rows": {}}}
     row_scores = {"rows": 1000, "data": data, "blocks": blocks.tolist()}
-    return Event("finished", spec, Path("run"), known | spec.described() | {"score": score, "row_scores": row_scores})
+    return known | spec.described() | {"score": score, "row_scores": row_scores}
 
 
-def report_of(folder: Path, scored: dict[str, Any]) -> Any:
-    """Report of settings in which plain fine-tuning scores 0.5, and R-Drop as its function of the run says."""
-    results = {}
-    for name, score in scored.items():
+def answers_of(folder: Path, scores: dict[str, Any]) -> dict[str, Answer]:
+    """Answers of settings in which plain fine-tuning scores 0.5, and R-Drop as its function of the run says."""
+    answers = {}
+    for name, score in scores.items():
         plain, other = (
             [RunSpec(tiny.config(folder, method=method, seed=seed)) for seed in range(4)]
             for method in ("finetune", "r-drop")
         )
-        results[name] = [*(event(spec, 0.5, data=name[0]) for spec in plain), *map(score, other)]
-    return make_report(results, "finetune")
+        answers[name] = answer([*(scored(spec, 0.5, data=name[0]) for spec in plain), *map(score, other)])
+    return answers
 
 
 def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Path) -> None:
     """Differences of 0.02 and 0.04 with small spread: over both settings 0.03, and p values corrected for two tests."""
     gains = {"first": [0.01, 0.02, 0.03, 0.02], "second": [0.03, 0.04, 0.05, 0.04]}
-    scored = {
-        name: lambda spec, gain=gain, name=name: event(spec, 0.5 + gain[spec.config.seed], data=name[0])
+    scores = {
+        name: lambda spec, gain=gain, name=name: scored(spec, 0.5 + gain[spec.config.seed], data=name[0])
         for name, gain in gains.items()
     }
-    report = report_of(folder, scored)
-    (row,) = report.overall
+    answers = answers_of(folder, scores)
+    (row,) = overall_rows(answers)
     assert row.mean.values == pytest.approx([0.02, 0.03, 0.04, 0.03])
-    first, second = (report.answers[name].rows[1].difference.p_value for name in gains)
+    first, second = (answers[name].rows[1].difference.p_value for name in gains)
     assert row.p_values == pytest.approx({"first": first, "second": 2 * second})
-    errors = {name: replace(found, metric="neg_mse") for name, found in report.answers.items()}
+    errors = {name: replace(found, metric="neg_mse") for name, found in answers.items()}
     assert overall_rows(errors)[0].mean is not None
-    assert overall_rows(report.answers | {"second": errors["second"]})[0].mean is None  # they share no scale
+    assert overall_rows(answers | {"second": errors["second"]})[0].mean is None  # they share no scale
     errors["second"] = replace(errors["second"], data="other/train.csv")  # a file of the same name has its own scale
     (of_errors,) = overall_rows(errors)
     assert of_errors.mean is None and of_errors.p_values == row.p_values
-    assert report_of(folder, {"first": scored["first"]}).overall == ()
 
 
 def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path) -> None:
@@ -330,10 +329,10 @@ def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path
     effects = np.random.default_rng(0).normal(0.02, 0.1, 100)
 
     def width(*names: str) -> float:
-        scored = {
-            name: lambda spec, name=name: event(spec, 0.5 + effects.mean(), 0.5 + effects, name[0]) for name in names
+        scores = {
+            name: lambda spec, name=name: scored(spec, 0.5 + effects.mean(), 0.5 + effects, name[0]) for name in names
         }
-        mean = overall_rows(report_of(folder, scored).answers)[0].mean
+        mean = overall_rows(answers_of(folder, scores))[0].mean
         return mean.mean.high - mean.mean.low
 
     assert width("a", "a again") == pytest.approx(width("a"))

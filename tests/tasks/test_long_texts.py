@@ -9,8 +9,9 @@ from datasets import Dataset
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import encode, get_task_type
+from attendrop.tasks.base import encode
 from attendrop.tasks.registry import get_task
+from attendrop.tasks.types.classification import Classification
 
 TASK = get_task("sst2")
 # Numbers of words of the texts; 8 are left of a maximum length of 10.
@@ -64,7 +65,7 @@ def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> 
     encoded = {"document": [4, 4, 7, 9, 9, 9], "labels": [1, 1, 0, 1, 1, 1]}
     raw = np.arange(12, dtype=np.float32).reshape(6, 2)
     means = np.array([raw[:2].mean(0), raw[2], raw[3:].mean(0)])
-    task_type, tokenizer = get_task_type("classification", ("no", "yes")), None
+    task_type, tokenizer = Classification(("no", "yes")), None
     assert np.array_equal(task_type.row_outputs(raw, encoded, tokenizer), means)  # type: ignore[arg-type]
     assert task_type.references(encoded).tolist() == [1, 0, 1]
     assert np.array_equal(task_type.row_outputs(raw, {"labels": [0] * 6}, tokenizer), raw)  # type: ignore[arg-type]

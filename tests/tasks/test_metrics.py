@@ -23,16 +23,17 @@ from attendrop.tasks.metrics import RowScores, compute_scores, constant_scores, 
 from attendrop.tasks.prediction_files import PredictionWriter
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.table import read_table
-from attendrop.tasks.types.base import row_array
+from attendrop.tasks.types.base import TaskType, row_array
 from attendrop.tasks.types.classification import Classification, MultiLabel, Regression
-from attendrop.tasks.types.translation import WrittenText
+from attendrop.tasks.types.token_classification import TokenClassification
+from attendrop.tasks.types.translation import Translation, WrittenText
 
 OWN_CLASSES = Task(
-    "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
+    "files", Classification(("a", "b, c", "d")), ("text",), "accuracy", "", ("f1_macro", "matthews_correlation")
 )
-TWO_CLASSES = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "", OWN_CLASSES.other_metrics)
-MULTI_LABEL = Task("files", "multi-label-classification", ("text",), ("a", "b", "c"), "f1_micro", "")
-OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse", "rmse", "mae"))
+TWO_CLASSES = Task("files", Classification(("no", "yes")), ("text",), "accuracy", "", OWN_CLASSES.other_metrics)
+MULTI_LABEL = Task("files", MultiLabel(("a", "b", "c")), ("text",), "f1_micro", "")
+OWN_NUMBERS = Task("files", Regression(), ("text",), "pearson", "", ("spearman", "mse", "rmse", "mae"))
 
 
 BINARY = {"f1": skm.f1_score, "precision": skm.precision_score, "recall": skm.recall_score}
@@ -42,9 +43,9 @@ RANKING = {"roc_auc": skm.roc_auc_score, "average_precision": skm.average_precis
 @pytest.mark.parametrize("task", [OWN_CLASSES, TWO_CLASSES], ids=["three", "two"])
 def test_labels_that_training_lacks_are_wrong(task: Task) -> None:
     """All metrics are those of scikit-learn, of the labels as they are written."""
-    task = replace(task, unknown_names=("x", "y"))
-    draw, names = np.random.default_rng(0), np.array([*task.label_names, *task.unknown_names])
-    logits, labels = draw.normal(size=(60, task.num_labels)), draw.integers(len(names), size=60)
+    task = replace(task, type=replace(task.type, unknown_names=("x", "y")))
+    draw, names = np.random.default_rng(0), np.array(task.type.all_names)
+    logits, labels = draw.normal(size=(60, len(task.label_names))), draw.integers(len(names), size=60)
     gold, found = names[labels], names[logits.argmax(axis=1)]
     averages = {
         f"{name}_{of}": score(gold, found, average=of, zero_division=0.0)
@@ -57,7 +58,7 @@ def test_labels_that_training_lacks_are_wrong(task: Task) -> None:
         "matthews_correlation": skm.matthews_corrcoef(gold, found),
         "cohen_kappa": skm.cohen_kappa_score(gold, found),
     }
-    if task is not OWN_CLASSES and task.num_labels == 2:
+    if task is not OWN_CLASSES and len(task.label_names) == 2:
         expected |= {name: score(gold == "yes", found == "yes") for name, score in BINARY.items()}
         expected |= {name: score(gold == "yes", logits[:, 1] - logits[:, 0]) for name, score in RANKING.items()}
     metrics = task.type.metrics
@@ -168,11 +169,11 @@ def test_models_with_other_classes_are_refused() -> None:
         label_mapping(get_task("pawsx"), get_task("mnli").type)
 
 
-CLASSES, TAGS = ("no", "yes"), ("O", "B-PER", "I-PER")
+TAGS = ("O", "B-PER", "I-PER")
 
 
-def task(metric: str, kind: str = "classification", names: Sequence[str] = CLASSES) -> Task:
-    return Task("files", kind, ("text",), tuple(names), metric, "")
+def task(metric: str, task_type: TaskType = TWO_CLASSES.type) -> Task:
+    return Task("files", task_type, ("text",), metric, "")
 
 
 def rows_of(texts: Sequence[str]) -> Dataset:
@@ -192,7 +193,7 @@ def correlated(count: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return outputs, outputs + noise
 
 
-CORRELATION = task("pearson", "regression", ())
+CORRELATION = task("pearson", Regression())
 
 
 def correlation_scores(count: int) -> RowScores:
@@ -224,12 +225,13 @@ def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
 def test_neighbours_in_running_text_are_one_block() -> None:
     """Errors that come in runs make the score less certain than independent ones."""
     outputs = row_array([WrittenText("", -float(row // 20 % 2), 1) for row in range(200)])
-    found = row_scores(task("neg_log_loss", "translation", ()), outputs, row_array([""] * 200), rows_of([""] * 200))
+    found = row_scores(task("neg_log_loss", Translation()), outputs, row_array([""] * 200), rows_of([""] * 200))
     assert found is not None and found.values == pytest.approx(-np.repeat(np.arange(10) % 2, 10))
 
 
 def test_values_of_entities_are_those_of_scores_without_each_block() -> None:
-    tags, own = np.random.default_rng(0).integers(3, size=(2, 60, 4)), task("entity_f1", "token-classification", TAGS)
+    tags = np.random.default_rng(0).integers(3, size=(2, 60, 4))
+    own = task("entity_f1", TokenClassification(TAGS))
     references, outputs = row_array(list(tags[0])), row_array(list(np.eye(3)[tags[1]]))
     score = own.type.metrics["entity_f1"].score
     without = [score(np.delete(references, row), np.delete(outputs, row)) for row in range(60)]
@@ -280,7 +282,8 @@ def test_classes_are_scored_as_by_scikit_learn() -> None:
     np.testing.assert_allclose([[row[name] for row in found["classes"]] for name in names], expected)
     assert [row["predicted"] for row in found["classes"]] == np.bincount(DRAWN.argmax(1)).tolist()
     assert sum(pair["rows"] for pair in found["confusions"]) == (DRAWN.argmax(1) != GOLD).sum()
-    unknown = error_analysis(replace(ANALYSED, unknown_names=("other",)), DRAWN, np.full(200, 3), ANALYSED_ROWS)
+    other = replace(ANALYSED, type=replace(ANALYSED.type, unknown_names=("other",)))
+    unknown = error_analysis(other, DRAWN, np.full(200, 3), ANALYSED_ROWS)
     assert {pair["class"] for pair in unknown["confusions"]} == {"other"}
 
 

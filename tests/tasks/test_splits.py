@@ -38,14 +38,14 @@ from attendrop.tasks.splits import (
     text_vectorizer,
 )
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, fit_tokenizer
-from attendrop.tasks.types.classification import Classification
+from attendrop.tasks.types.classification import Classification, Regression
 
 SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
+REGRESSION = Task("files", Regression(), ("text",), "pearson", "numbers")
 
 
 def classes(count: int) -> Task:
-    return Task("files", "classification", ("text",), tuple(f"class {i}" for i in range(count)), "accuracy", "classes")
+    return Task("files", Classification(tuple(f"class {i}" for i in range(count))), ("text",), "accuracy", "classes")
 
 
 def rows(labels: list[int] | list[float], texts: list[int] | None = None) -> Dataset:
@@ -219,7 +219,7 @@ def test_a_model_has_so_many_positions(tokenizer: PreTrainedTokenizerBase, monke
             model(input_ids=torch.full((1, 21), 5))
 
 
-YES_NO = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "")
+YES_NO = Task("files", Classification(("no", "yes")), ("text",), "accuracy", "")
 WORDS = [f"{first}{second}" for first in "bcdfghkl" for second in ("abo", "emi", "iru", "osa", "uti", "ane", "elo")]
 
 
@@ -345,7 +345,7 @@ def test_groups_are_the_units_of_row_scores() -> None:
     groups = customers(150, 9)
     generator = np.random.default_rng(0)
     labels, answers = (generator.random((2, 150)) < 0.4).astype(int)
-    task = Task("files", "classification", ("text",), ("no", "yes"), "matthews_correlation", "")
+    task = Task("files", Classification(("no", "yes")), ("text",), "matthews_correlation", "")
     score = task.type.metrics["matthews_correlation"].score
     found = row_scores(task, np.eye(2)[answers], labels, rows_with(texts(150), groups))
     names = dict.fromkeys(groups)
@@ -414,7 +414,8 @@ def test_inspect_proposes_and_compare_names_a_column_of_groups(
     tmp_path: Path, column: str, groups: list[str], proposed: bool
 ) -> None:
     file = write(tmp_path / "train.csv", groups, column)
-    assert inspect_files(file, label_column="label").group_columns == [column] * proposed
+    found = inspect_files(file, label_column="label").group_columns
+    assert [each.name for each in found] == [column] * proposed
     options: dict[str, Any] = {"train_file": file, "text_columns": ["text"], "label_column": "label"}
     says = load_files(**options).looks_grouped
     assert says.startswith(f"Column {column!r} has {len(set(groups))} values in 200 rows") is proposed

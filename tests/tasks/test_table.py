@@ -330,7 +330,7 @@ def load_train(name: str, **options: object) -> TaskData:
 )
 def test_formats_agree(name: str, content: str) -> None:
     data = load_train(write(name, content))
-    assert data.task.label_names == ("0", "1") and data.task.kind == "classification" and data.source == name
+    assert data.task.label_names == ("0", "1") and data.task.type.kind == "classification" and data.source == name
     assert data.splits["train"].to_dict() == {"text": ["one", "two"], "index": [0, 1], "label": [0, 1]}
 
 
@@ -365,7 +365,7 @@ def test_two_text_columns_and_all_splits() -> None:
 def test_labels(labels: list[str], label_type: str, names: tuple[str, ...], ids: list[float]) -> None:
     data = load_train(labelled(*labels), label_type=label_type)
     assert data.task.label_names == names and data.splits["train"]["label"] == ids
-    assert data.task.kind == ("classification" if names else "regression")
+    assert data.task.type.kind == ("classification" if names else "regression")
 
 
 @pytest.mark.parametrize("labels", [["10%", "25 %"], ["1,000", "2,500.5", "7"], ["0,5", "1,5", "n/a"]])
@@ -382,7 +382,7 @@ def test_numbers_in_other_notations_are_asked_about(labels: list[str]) -> None:
 def test_labels_that_may_be_none_are_warned_of() -> None:
     name = labelled("yes", "None", r"\N")
     with pytest.warns(UserWarning, match=r"the labels 'None' \(a.csv, line 3\), '\\\\N' \(a.csv, line 4\) are read as"):
-        assert load_train(name).task.num_labels == 3
+        assert load_train(name).task.label_names == ("None", r"\N", "yes")
 
 
 def test_one_decimal_point_in_any_file_means_numbers() -> None:
@@ -396,7 +396,7 @@ def test_labels_that_training_lacks_can_be_kept() -> None:
     write("train.csv", GOOD)
     write("dev.csv", "text,label\na,yes\nb,maybe\nc,no\nd,never\ne,maybe\nf,\n")
     data = load_train("train.csv", eval_file="dev.csv", unknown_labels="wrong", skip_bad_rows=True)
-    assert (data.task.label_names, data.task.unknown_names) == (("no", "yes"), ("maybe", "never"))
+    assert (data.task.label_names, data.task.type.unknown_names) == (("no", "yes"), ("maybe", "never"))
     assert data.splits["dev"]["label"] == [1, 2, 0, 3, 2] and data.task.type.num_classes == 2
     assert [row.place for row in data.skipped] == ["line 7"]
     assert data.task.type.unknown_counts([1, 2, 0, 3, 2]) == {"maybe": 2, "never": 1}

@@ -105,7 +105,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     words += ["--label-map", label_map] if label_map else []
     refused = doubts.keys() & {"skipped", "without_text", "without_label", "empty_label", "spans"}
     words += ["--skip-bad-rows"] if refused or (found.label_type == "number" and found.unclear) else []
-    words += ["--group-column", found.group_columns[0]] if found.group_columns else []
+    words += ["--group-column", found.group_columns[0].name] if found.group_columns else []
     words += ["--model", "MODEL"] if found.label_type == "text" else []  # for which the default model has no class
     lines = [f"attendrop reads: {_reading(found)}."]
     for column in found.columns:
@@ -113,14 +113,15 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         if column.role == DATE and all(date[:4].isdecimal() or may_be_missing(date) for date in dates):
             lines.append(f"With --ood-column {shlex.quote(column.name)}, it also scores the rows of the last dates.")
     few = [each.name for each in found.columns if each.role in (SOURCE, "") and 2 <= each.distinct <= _FEW_VALUES]
-    few = [name for name in few if name not in (*found.group_columns, *found.label_candidates)]
+    groups = [each.name for each in found.group_columns]
+    few = [name for name in few if name not in (*groups, *found.label_candidates)]
     if few and found.label_type in ("class", "labels", "number"):
         columns = shlex.quote(joined_names(few))
         lines.append(
             f"With --with-columns {columns}, texts begin with their values, and compare says whether that helps."
         )
-    for name in found.group_columns[:1]:
-        several = f"; {names_of(found.group_columns)} may all be meant" if len(found.group_columns) > 1 else ""
+    for name in groups[:1]:
+        several = f"; {names_of(groups)} may all be meant" if len(groups) > 1 else ""
         lines.append(
             f"With --group-column {shlex.quote(name)}, rows with the same {name!r} stay together in splits, and count "
             f"as one in intervals; leave it out if such rows are independent{several}."

@@ -133,9 +133,7 @@ def record_drops(model: PreTrainedModel, drops: Drops, batch: Batch, tokenizer: 
             regularization.adapter.forward(given, every)
         for key in watched.skipped & every.seen.keys():
             every.seen[key].dropped.logical_or_(every.seen[key].possible)
-        layers = regularization.adapter.attention_layers
-        both = every.seen | watched.seen
-        passes.append({layer.key: both[layer.key] for layer in layers if layer.key in both})
+        passes.append(every.seen | watched.seen)
         return found
 
     training = TrainingContext(
@@ -383,16 +381,13 @@ def load_stages(
         AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded; or the method
             has no such options.
     """
-    folder = Path(name)
-    run = read_run(folder) if folder.is_dir() else None
-    own, num_texts, max_length, epochs, steps, new = None, None, None, 2, 1000, frozenset[str]()
-    long_texts: str | None = HEAD
+    folder, config, own, num_texts, new = Path(name), None, None, None, frozenset[str]()
+    run, metrics = read_run(folder) if folder.is_dir() else None, dict[str, Any]()
     if run is not None:
         check_finished(name)
         metrics = read_metrics(folder) or {}
         config = RunConfig(**run["config"], output_dir=name).filled(**(run.get("decided") or {}))
-        own, max_length, long_texts = acting_in_attention(config.regularizer), config.max_length, config.long_texts
-        epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or steps)
+        own = acting_in_attention(config.regularizer)
         check_keeps_model(name)
     if run is not None or is_pruned(name):
         model, tokenizer = load_for(str(folder.absolute()), None)[:2]
@@ -401,9 +396,9 @@ def load_stages(
         task_type = task_type_of_model(load_config(name), command="attend")
         model, tokenizer, new = load_for(name, files_task(task_type.inputs[: task_type.least_inputs], task_type))
     task_type, called = task_type_of_model(model.config), folder.absolute().name
-    stages = [Stage("After training" if run is not None else called, _NEW_HEAD if new else "", model)]
+    stages = [Stage("After training" if config is not None else called, _NEW_HEAD if new else "", model)]
     task_type.refuse("attend")
-    if run is not None:
+    if config is not None:
         task = files_task(config.text_columns, task_type) if config.task is None else get_task(config.task)
         num_texts = len(task.text_columns)
         set_seed(config.seed)
@@ -425,13 +420,14 @@ def load_stages(
     acting = acting_in_attention(shown)
     active: list[int] = []
     if acting is not None:  # the epochs in which all of its parts are active or, if there are none, any part
-        every = range(max(2, epochs))
+        every = range(max(2, len(metrics.get("history", ()))))
         together = [epoch for epoch in every if all(part.active(epoch) for part in acting.parts)]
         active = together or [epoch for epoch in every if acting.active(epoch)]
     if acting is not None and active:
+        steps = int(metrics.get("planned_steps") or 1000)
         first = Drops(acting, seed, 0, steps, active[0])
         stages = [replace(stage, drops=first) for stage in stages]
-        if run is not None:  # the last is the trained one
+        if config is not None:  # the last is the trained one
             last = replace(first, step=steps - 1, epoch=active[-1])
             if method is None and own is not None and not settings:
                 files = [file for file in sorted(folder.glob("*.safetensors")) if not file.stem.startswith("model")]
@@ -439,6 +435,7 @@ def load_stages(
             stages[-1] = replace(stages[-1], drops=last)
     for stage in stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
+    max_length, long_texts = (None, None) if config is None else (config.max_length, config.long_texts)
     acting = acting if active else None
     return Stages(tuple(stages), tokenizer, task_type, num_texts, max_length, long_texts or HEAD, acting)
 
@@ -559,8 +556,10 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
         crosses = alt.binding_checkbox(name=f"Cross out what {stages.method.name} drops")
         params.append(alt.param("crosses", value=True, bind=crosses))
     side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(len(shown.stages[0].tokens) for shown in texts)))
-    crossed = stages.method is not None
-    above = [_map(place, stage.name, chosen, side, crosses=crossed) for place, stage in enumerate(stages.stages)]
+    above = [
+        _map(place, stage.name, chosen, side, crosses=stages.method is not None)
+        for place, stage in enumerate(stages.stages)
+    ]
     below = [_overview(place, chosen, count, len(layers)) for place in range(len(stages.stages))]
     tokens = [{"text": number, "tokens": list(shown.stages[0].tokens)} for number, shown in enumerate(texts)]
     described = "Attention maps of a layer and head for a text, and an overview of all heads."
@@ -638,7 +637,16 @@ def _map(stage: int, name: str, chosen: alt.Parameter, side: int, *, crosses: bo
 
 def _overview(stage: int, chosen: alt.Parameter, heads: int, layers: int) -> alt.LayerChart:
     """Draw small maps of all heads in one model; a click chooses one."""
+    axis = {"labelOffset": _THUMBNAIL // 2, "ticks": False, "domain": False}
+    across = alt.Axis(title="head", values=list(range(heads)), **axis)
+    down = alt.Axis(title="layer", values=list(range(layers)), **axis)
     base = alt.Chart(alt.NamedData("heads")).transform_filter(f"datum.text == text && datum.stage == {stage}")
+    base = base.encode(
+        x=alt.X("x:Q", axis=across, scale=alt.Scale(domain=[0, heads], nice=False)),
+        y=alt.Y("y:Q", axis=down, scale=alt.Scale(domain=[0, layers], nice=False, reverse=True)),
+        x2="x2",
+        y2="y2",
+    )
     cells = (
         base.transform_calculate(side="sqrt(length(datum.a))")
         .transform_flatten(["a", "r"])
@@ -650,23 +658,12 @@ def _overview(stage: int, chosen: alt.Parameter, heads: int, layers: int) -> alt
         .transform_calculate(x2="datum.x + 0.9 / datum.side", y2="datum.y + 0.9 / datum.side")
     )
     frames = base.transform_calculate(x="datum.head", y="datum.place", x2="datum.head + 1", y2="datum.place + 1")
-    axes = {}
-    for name, count in (("head", heads), ("layer", layers)):
-        axis = alt.Axis(title=name, values=list(range(count)), labelOffset=_THUMBNAIL // 2, ticks=False, domain=False)
-        axes[name] = {"axis": axis, "scale": alt.Scale(domain=[0, count], nice=False, reverse=name == "layer")}
-    drawn = [
-        each.encode(x=alt.X("x:Q", **axes["head"]), x2="x2", y=alt.Y("y:Q", **axes["layer"]), y2="y2")
-        for each in (
-            _shaded(cells.mark_rect(aria=False)),
-            frames.mark_rect(fillOpacity=0, fill="white", cursor="pointer"),
-        )
-    ]
-    drawn[1] = drawn[1].encode(
+    frames = frames.mark_rect(fillOpacity=0, fill="white", cursor="pointer").encode(
         stroke=alt.condition(chosen, alt.value(SERIES[1]), alt.value(MUTED)),
         strokeWidth=alt.condition(chosen, alt.value(3), alt.value(0.3)),
         tooltip=["layer:N", "head:O", alt.Tooltip("dropped:Q", format=".0%")],
     )
-    chart = alt.layer(drawn[0], drawn[1].add_params(chosen))
+    chart = alt.layer(_shaded(cells.mark_rect(aria=False)), frames.add_params(chosen))
     return chart.properties(width=_THUMBNAIL * heads, height=_THUMBNAIL * layers)
 
 

@@ -18,8 +18,10 @@ import pandas as pd
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.results import ReportedSetting, Results, score_scale
+from attendrop.reports.tables import score_scale
 from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed
+from attendrop.studies.executor import LABEL
+from attendrop.studies.results import OF_RUN, ReportedSetting, Results
 from attendrop.studies.statistics import mean_interval
 from attendrop.wording import decimals
 
@@ -138,6 +140,31 @@ def _of_methods(looks: Looks) -> tuple[alt.Color, alt.Shape]:
     return color, alt.Shape("_0:N", scale=alt.Scale(domain=list(looks), range=shapes), legend=legend)
 
 
+def _drawn(
+    records: Sequence[Mapping[str, Any]],
+    methods: Looks,
+    *,
+    band: bool = False,
+    clip: bool = False,
+    line: Mapping[str, Any] | None = None,
+    **channels: Any,
+) -> tuple[alt.LayerChart, pd.DataFrame]:
+    """Draw a point for each record, with what it has from ``_low`` to ``_high`` as a bar or band, and lines of methods.
+
+    Records that are ``_pale`` are; ``clip`` leaves out points beyond the frame. Also returns the texts, see
+    :func:`chart_of`.
+    """
+    base, values = chart_of(records)
+    color, shape = _of_methods(methods)
+    base = base.encode(color=color, **channels)
+    spread = base.mark_area(opacity=0.15) if band else base.mark_rule(opacity=0.5, strokeWidth=1.5, clip=True)
+    chart = alt.layer(spread.encode(y="_low:Q", y2="_high:Q"))
+    if line is not None:
+        chart += base.mark_line(**line)
+    opacity = alt.condition("datum._pale", alt.value(0.4), alt.value(1))
+    return chart + base.mark_point(filled=True, size=50, clip=clip).encode(shape=shape, opacity=opacity), values
+
+
 def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Looks) -> tuple[Looks, str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 
@@ -239,22 +266,16 @@ def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | 
         record |= {"_x": max(row.cost, 1e-3), "_y": 0.0 if found is None else found.mean.value}
         known = found is not None and math.isfinite(found.mean.low)
         records.append(record | ({"_low": found.mean.low, "_high": found.mean.high} if found and known else {}))
-    base, values = chart_of(records)
-    times, (color, shape) = [record["_x"] for record in records], _of_methods(methods)
+    times = [record["_x"] for record in records]
     ticks = {"labelExpr": "datum.label && datum.label + 'x'", "format": "~g", "tickCount": 5, "labelOverlap": "greedy"}
     scale = alt.Scale(type="log", domain=[0.8 * min(times), 1.25 * max(times)], nice=False)
     title, axis = "time of training, relative to the reference", alt.Axis(grid=False, **ticks)
     gains = alt.Scale(domain=[low, high], nice=False)
-    base = base.encode(
-        x=alt.X("_x:Q", title=title, axis=axis, scale=scale),
-        y=alt.Y("_y:Q", title=f"difference in {setting.answer.metric}", scale=gains),
-        color=color,
-    )
-    bars = base.mark_rule(strokeWidth=1.5, clip=True).encode(y="_low:Q", y2="_high:Q")
-    points = base.mark_point(filled=True, size=60, opacity=1, clip=True).encode(shape=shape)
+    y = alt.Y("_y:Q", title=f"difference in {setting.answer.metric}", scale=gains)
+    chart, values = _drawn(records, methods, clip=True, x=alt.X("_x:Q", title=title, axis=axis, scale=scale), y=y)
     caption = f"Above the dotted line: better than {reference}. Bars: {_BARS}."
     caption += _BEYOND * any(not low <= record["_y"] <= high for record in records) + left_out
-    chart = (_rule(_y=0).encode(y="_y:Q") + bars + points).properties(**SIZE)
+    chart = (_rule(_y=0).encode(y="_y:Q") + chart).properties(**SIZE)
     return [Figure("cost_gain", setting.name, "Cost against gain", caption, chart, values)]
 
 
@@ -267,10 +288,11 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
     sizes: dict[str, int] = {}
     for setting in results.settings:
         if setting.answer.rows:
-            of, given = setting.runs[0].metrics, setting.runs[0].options
-            sizes[setting.name] = int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
-            # These options only choose the number of rows.
-            options = {name: value for name, value in given.items() if name not in ("max_train_samples", "shots")}
+            of = setting.runs[0]
+            sizes[setting.name] = int(statistics.median(run["data"]["rows"]["train"] for run in setting.runs))
+            # The last two options only choose the number of rows.
+            no_others = (*OF_RUN, "max_train_samples", "shots")
+            options = {name: value for name, value in of["config"].items() if name not in no_others}
             key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
             groups.setdefault(key, []).append(setting)
     figures = []
@@ -294,23 +316,17 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
                     record |= {"_low": found.low, "_high": min((0.0 if metric.startswith("neg_") else 1.0), found.high)}
                     record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
                 records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
-        base, values = chart_of(records)
         # Of all seeds: intervals of two seeds would dominate the plot.
-        space, (color, shape) = 0.2 * (max(every) - min(every)) or 0.01, _of_methods(methods)
-        limits, axis = [min(every) - space, max(every) + space], alt.Axis(values=counts)
-        base = base.encode(
-            x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log")),
-            y=alt.Y("_y:Q", title=metric, scale=alt.Scale(domain=limits, nice=False)),
-            color=color,
-        )
-        bars = base.mark_rule(opacity=0.5, clip=True).encode(y="_low:Q", y2="_high:Q")
-        points = base.mark_point(filled=True, size=40, opacity=1).encode(shape=shape)
-        chart = (bars + base.mark_line() + points).properties(**SIZE)
+        space = 0.2 * (max(every) - min(every)) or 0.01
+        x = alt.X("_x:Q", title="training rows", axis=alt.Axis(values=counts), scale=alt.Scale(type="log"))
+        limits = alt.Scale(domain=[min(every) - space, max(every) + space], nice=False)
+        chart, values = _drawn(records, methods, line={}, x=x, y=alt.Y("_y:Q", title=metric, scale=limits))
         first, *others = (setting.name.split(", ") for setting in group)
         data = ", ".join(part for part in first if all(part in other for other in others))
-        data = data or scored_data(group[0].runs[0].metrics)
+        data = data or scored_data(group[0].runs[0])
         caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
-        figures.append(Figure("data_size", "", f"Score over data size, {data}", caption, chart, values, data))
+        title = f"Score over data size, {data}"
+        figures.append(Figure("data_size", "", title, caption, chart.properties(**SIZE), values, data))
     return figures or "no two settings with a method in common differ only in the number of training rows"
 
 
@@ -325,40 +341,39 @@ def more_rows(results: Results, looks: Looks) -> list[Figure] | str:
                 "training rows": f"{size:.0f}",
                 curve.metric: number(score),
             }
-            record |= {"90 % interval": "measured", "_x": size, "_y": score, "_measured": True}
+            record |= {"90 % interval": "measured", "_x": size, "_y": score}
             records.append(record)
         for factor, gain in curve.gains.items():
             low, value, high = (curve.scores[-1] + each for each in (gain.low, gain.value, gain.high))
             size, shown = factor * curve.sizes[-1], f"[{number(low)}, {number(high)}]"
             record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value)}
-            record |= {"90 % interval": shown, "_x": size, "_y": value, "_low": low, "_high": high, "_measured": False}
+            record |= {"90 % interval": shown, "_x": size, "_y": value, "_low": low, "_high": high, "_pale": True}
             records.append(record)
     if not records:
         return []
-    base, values = chart_of(records)
-    color, shape = _of_methods({label: looks.get(label, 0) for label in dict.fromkeys(each.label for each in curves)})
+    methods = {label: looks.get(label, 0) for label in dict.fromkeys(each.label for each in curves)}
     axis = alt.Axis(values=sorted({record["_x"] for record in records}), format=".0f", labelOverlap="greedy")
-    base = base.encode(
-        x=alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log", nice=False)),
-        y=alt.Y("_y:Q", title=curves[0].metric, scale=alt.Scale(zero=False)),
-        color=color,
-    )
-    bars = base.mark_rule(opacity=0.5, strokeWidth=2).encode(y="_low:Q", y2="_high:Q")
-    lines = base.mark_line(strokeDash=[4, 3], strokeWidth=1)
-    opacity = alt.condition("datum._measured", alt.value(1), alt.value(0.4))
-    points = base.mark_point(filled=True, size=50).encode(shape=shape, opacity=opacity)
+    x = alt.X("_x:Q", title="training rows", axis=axis, scale=alt.Scale(type="log", nice=False))
+    y = alt.Y("_y:Q", title=curves[0].metric, scale=alt.Scale(zero=False))
+    chart, values = _drawn(records, methods, line={"strokeDash": [4, 3], "strokeWidth": 1}, x=x, y=y)
     caption = " ".join(each.sentence for each in curves)
     caption += " Full points: measured, mean over seeds. Pale points: predicted by a power law, with 90 % intervals."
-    chart = (bars + lines + points).properties(**SIZE)
-    return [Figure("more_rows", "", "Score with more rows", caption, chart, values)]
+    return [Figure("more_rows", "", "Score with more rows", caption, chart.properties(**SIZE), values)]
 
 
 # Curves over epochs and steps ----------------------------------------------------------------------------------------
 
 
+def scored_epochs(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the epochs that were scored: of the training before, if the model was trained again on all rows."""
+    before = run.get("selection")
+    found = before["history"] if before else run.get("history") or ()
+    return [entry for entry in found if entry["selection"]]
+
+
 def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the training loss over epochs of each method, and the validation loss where rows were held out."""
-    entries = [(run.label, entry) for run in setting.runs for entry in run.scored_epochs]
+    entries = [(run[LABEL], entry) for run in setting.runs for entry in scored_epochs(run)]
     validation = [(label, entry["epoch"], entry.get("selection_loss")) for label, entry in entries]
     caption = "Training loss: with what the method adds to it or drops. "
     if any(loss is not None for *_, loss in validation):
@@ -366,7 +381,7 @@ def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | st
             "Validation loss: on {rows}. A training loss that falls while the validation loss rises is overfitting. "
         )
     else:
-        entries = [(run.label, entry) for run in setting.runs for entry in run.metrics.get("history") or ()]
+        entries = [(run[LABEL], entry) for run in setting.runs for entry in run.get("history") or ()]
     training = [(label, entry["epoch"], entry["train_loss"]) for label, entry in entries]
     panels = {"training loss": training, "validation loss": validation}
     found = _over_epochs("learning_curves", "Learning curves", setting, looks, panels, caption)
@@ -376,7 +391,7 @@ def learning_curves(setting: ReportedSetting, looks: Looks) -> list[Figure] | st
 def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
-    entries = [(run.label, entry) for run in setting.runs for entry in run.scored_epochs]
+    entries = [(run[LABEL], entry) for run in setting.runs for entry in scored_epochs(run)]
     points = [(label, entry["epoch"], entry["selection"].get(metric)) for label, entry in entries]
     caption = "Score after each epoch on {rows}. "
     found = _over_epochs("convergence", "Convergence", setting, looks, {metric: points}, caption)
@@ -385,7 +400,7 @@ def convergence(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
 
 def coverage(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the accuracy of the answers to the most confident rows over the percentage of these, of each method."""
-    reports = [(run.label, run.metrics.get("report") or {}) for run in setting.runs]
+    reports = [(run[LABEL], run.get("report") or {}) for run in setting.runs]
     points = [
         (label, round(100 * each["coverage"]), each["accuracy"])
         for label, report in reports
@@ -420,36 +435,31 @@ def _over_epochs(
     if not frames:
         return []
     methods, left_out = _shown_methods(setting, {*pd.concat(frames)["method"]}, looks)
-    (color, shape), charts, tables = _of_methods(methods), [], []
+    has_bands, charts, tables = len(methods) <= _MOST_BANDS, [], []
     for name, frame in frames.items():
         digits = decimals(frame["value"].abs().max() / 100, 3)
         by_epoch = frame.groupby(["method", "epoch"])["value"].agg(["mean", "min", "max", "size"])
         records: list[dict[str, Any]] = []
         for label in (label for label in methods if label in by_epoch.index):
             for epoch, *drawn, seeds in by_epoch.loc[label].itertuples(name=None):
-                record: dict[str, Any] = {"method": label, over: str(epoch), "value of": name, "_x": epoch}
-                for what, value in zip(("mean", "lowest", "highest"), drawn, strict=True):
-                    record |= {what: number(value, digits), f"_{what}": value}
-                records.append(record | {"seeds": str(seeds)})
-        base, values = chart_of(records)
+                record: dict[str, Any] = {"method": label, over: str(epoch), "value of": name}
+                texts = (number(value, digits) for value in drawn)
+                record |= dict(zip(("mean", "lowest", "highest"), texts, strict=True)) | {"seeds": str(seeds)}
+                shown = dict(zip(("_y", "_low", "_high"), drawn, strict=False)) if has_bands else {"_y": drawn[0]}
+                records.append(record | {"_x": epoch} | shown)
         epochs = sorted({record["_x"] for record in records})
         axis = alt.Axis(values=epochs[:: -(-len(epochs) // 12)], format="d", grid=False)
-        base = base.encode(
-            x=alt.X("_x:Q", title=over, axis=axis, scale=alt.Scale(zero=False)),
-            y=alt.Y("_mean:Q", title=name, scale=alt.Scale(zero=False)),
-            color=color,
-        )
-        chart = base.mark_line() + base.mark_point(filled=True, size=40, opacity=1).encode(shape=shape)
-        if len(methods) <= _MOST_BANDS:
-            chart = base.mark_area(opacity=0.15).encode(y="_lowest:Q", y2="_highest:Q") + chart
+        x = alt.X("_x:Q", title=over, axis=axis, scale=alt.Scale(zero=False))
+        y = alt.Y("_y:Q", title=name, scale=alt.Scale(zero=False))
+        chart, values = _drawn(records, methods, band=has_bands, line={}, x=x, y=y)
         charts.append(chart.properties(**SIZE))
         tables.append(values)
-    of_paper = (run for run in setting.runs if run.metrics.get("protocol") == "paper")
-    flattered = dict.fromkeys(run.label for run in of_paper if run.scored_epochs)
+    of_paper = (run for run in setting.runs if run.get("protocol") == "paper")
+    flattered = dict.fromkeys(run[LABEL] for run in of_paper if scored_epochs(run))
     told = "rows held out of the training data, which are never those of the final score"
     if flattered:
         told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
-    bands_told = "; bands: from the lowest to the highest seed" if len(methods) <= _MOST_BANDS else ""
+    bands_told = "; bands: from the lowest to the highest seed" if has_bands else ""
     caption = f"{caption.replace('{rows}', told)}Lines: mean over seeds{bands_told}.{left_out}"
     chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts)
     return [Figure(kind, setting.name, title, caption, chart, pd.concat(tables, ignore_index=True))]
@@ -459,14 +469,14 @@ def drop_probabilities(setting: ReportedSetting, _: Looks) -> list[Figure] | str
     """Draw the learnt probability of dropping of each layer by period: for each method its run with the lowest seed."""
     figures = []
     for run, *_others in setting.by_label.values():
-        periods = run.metrics.get("dropout_steps") or ()
+        periods = run.get("dropout_steps") or ()
         points = [(layer, each["step"], p) for each in periods for layer, p in each["drop_probability"].items()]
         if points:
             chart, values = layer_curves(sorted(points, key=lambda point: by_layer(point[0])))
-            caption = f"Run of seed {run.metrics['seed']}: a line for each attention layer."
-            title = f"Drop probability of each layer, {run.label}"
+            caption = f"Run of seed {run['seed']}: a line for each attention layer."
+            title = f"Drop probability of each layer, {run[LABEL]}"
             figures.append(
-                Figure("drop_probability", setting.name, title, caption, chart.properties(**SIZE), values, run.label)
+                Figure("drop_probability", setting.name, title, caption, chart.properties(**SIZE), values, run[LABEL])
             )
     return figures or "no method here learns a probability for each layer"
 
@@ -586,15 +596,10 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
                 record = {"method": name, first: f"{one:g}", second: f"{other:g}"}
                 record[metric] = number(row.mean, setting.answer.decimals)
                 records.append(record | {"seeds": str(row.n), "_y": row.mean})
-        base, values = chart_of(records)
-        color, shape = _of_methods({name: place for place, name in enumerate(grids)})
-        chart = base.mark_point(filled=True, size=50, opacity=0.85).encode(
-            x=alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0)),
-            xOffset=alt.XOffset("_2:N", sort=None),
-            y=alt.Y("_y:Q", title=metric, scale=alt.Scale(zero=False)),
-            color=color,
-            shape=shape,
-        )
+        x = alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0))
+        y = alt.Y("_y:Q", title=metric, scale=alt.Scale(zero=False))
+        looks_of = {name: place for place, name in enumerate(grids)}
+        chart, values = _drawn(records, looks_of, x=x, xOffset=alt.XOffset("_2:N", sort=None), y=y)
         caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
         if reference is not None:
             chart += _rule(_y=reference.mean).encode(y="_y:Q")

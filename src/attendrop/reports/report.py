@@ -25,8 +25,10 @@ from markupsafe import Markup
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.reports.figures import SCORES, Figure, make_figures
-from attendrop.reports.results import ReportedSetting, Results, ResultTable, make_result_table, read_results
-from attendrop.studies.answer import OOD_COLUMNS, Answer, cost, ends, name, number, signed
+from attendrop.reports.tables import ResultTable, make_result_table
+from attendrop.studies.answer import Answer, cost, ends, name, number, signed
+from attendrop.studies.executor import LABEL
+from attendrop.studies.results import ReportedSetting, Results, read_results
 from attendrop.support.files import check_writable, finite, sha256, write_bytes, write_json
 from attendrop.tasks.error_analysis import remarks, worst_classes
 from attendrop.wording import counted
@@ -144,7 +146,7 @@ def write_report(
     Args:
         folder: Folder of the study or the comparison.
         output: Folder of the report. None: ``report`` in the former.
-        reference: See :func:`attendrop.reports.results.read_results`.
+        reference: See :func:`attendrop.studies.results.read_results`.
         overwrite: Also replace files with these names that no report wrote, or that were changed since.
 
     Raises:
@@ -157,6 +159,8 @@ def write_report(
         raise AttendropError(f"The output '{output}' is a file; name a folder.")
     check_writable(output)
     results = read_results(folder, reference)
+    if not results.settings:
+        raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     figures, left_out = make_figures(results)
     table = make_result_table(results)
     sections = _sections(results, table, figures)
@@ -229,15 +233,10 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
         sections.append(Section("encoders", "Encoders", content))
     if errors := [part for each in results.settings if (part := _errors(results, each))]:
         sections.append(Section("errors", "What goes wrong", render("errors", parts=errors)))
-    if len(table.cells):
-        names, cells, caption = methods_table(results)
-        right = 1 + (len(results.settings) > 1)
-        content = render("captioned", caption=caption, header=names, rows=cells, right=right)
-        sections.append(Section("methods", "Methods", content))
-        if len(results.settings) > 1:
-            wide = table.wide(lambda text, _, marks: text + marks)
-            shown = {"caption": table.caption, "header": ("method", *table.headers), "rows": wide, "right": 1}
-            sections.append(Section("table", "Table", render("captioned", **shown)))
+    if len(results.settings) > 1 and len(table.cells):
+        wide = table.wide(lambda text, _, marks: text + marks)
+        shown = {"caption": table.caption, "header": ("method", *table.headers), "rows": wide, "right": 1}
+        sections.append(Section("table", "Table", render("captioned", **shown)))
     groups = [(setting, list(group)) for setting, group in groupby(below, key=lambda each: each[0].setting)]
     content = render("figures", groups=groups)
     sections.append(Section("figures", "Figures", content, {identifier: figure.spec() for figure, identifier in below}))
@@ -245,11 +244,11 @@ def _sections(results: Results, table: ResultTable, figures: Sequence[Figure]) -
     for setting in results.settings:
         for run in (run for own in setting.by_label.values() for run in own):
             # A run whose epoch was chosen on the rows of its score has no selection score.
-            selected = None if run.metrics.get("protocol") == "paper" else run.metrics.get("selection_score")
-            values = [finite(value) for value in (run.metrics.get("score"), selected)]
+            selected = None if run.get("protocol") == "paper" else run.get("selection_score")
+            values = [finite(value) for value in (run.get("score"), selected)]
             told = ["-" if value is None else number(value, setting.answer.decimals) for value in values]
-            own = [run.label, *([setting.name] if several else []), str(run.metrics["seed"])]
-            rows.append([*own, *told, run.folder])
+            own = [run[LABEL], *([setting.name] if several else []), str(run["seed"])]
+            rows.append([*own, *told, run["folder"]])
     names = ["run", *(["setting"] if several else []), "seed", "score", "held-out score", "folder"]
     caption = "A run's folder has its options, `run.yaml`, and its curves, `metrics.json`."
     content = render("captioned", caption=caption, header=names, rows=rows, right=1 + several)
@@ -281,15 +280,15 @@ def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None
     scores = {row.label: row.mean for row in setting.answer.rows}
     runs = setting.by_label
     labels = sorted(runs, key=lambda label: (label != setting.answer.use, -scores.get(label, -math.inf)))
-    run = next((run for label in labels for run in runs[label] if run.metrics.get("report")), None)
+    run = next((run for label in labels for run in runs[label] if run.get("report")), None)
     if run is None:
         return None
-    report = run.metrics["report"]
+    report = run["report"]
     worst = [each for each in worst_classes(report) if each["rows"]][:_CLASSES]
     setting_told = f", {setting.name}" if len(results.settings) > 1 else ""
     rates = ("precision", "recall", "f1")
     return {
-        "title": f"{run.label}, seed {run.metrics['seed']}{setting_told}",
+        "title": f"{run[LABEL]}, seed {run['seed']}{setting_told}",
         "classes": [
             (each["class"], each["rows"], each["predicted"], *(f"{each[rate]:.2f}" for rate in rates)) for each in worst
         ],
@@ -299,24 +298,3 @@ def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None
         "sentences": remarks(report),
         "errors": report.get("errors", ())[:_ERRORS],
     }
-
-
-def methods_table(results: Results) -> tuple[list[str], list[list[str]], str]:
-    """Make the table of all methods in all settings: its header, its rows, and what the columns are."""
-    several, rows = len(results.settings) > 1, []
-    first, *others = max((each.answer.table()[0] for each in results.settings), key=len)
-    for each in results.settings:
-        for label, *found in each.answer.table()[1:]:
-            found += ["-"] * (len(others) - len(found))
-            # An interval stays on one line.
-            texts = (text.replace(", ", ",\xa0").replace(" ± ", "\xa0±\xa0") for text in found)
-            rows.append([label, *([each.name] if several else []), *texts])
-    references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
-    reference = next(references, "the reference, which has no score here")
-    also = "; the same on the out-of-distribution split" if OOD_COLUMNS[0] in others else ""
-    caption = (
-        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % intervals "
-        "over seeds and examples, and over seeds only; p value after Holm's correction; share of seeds in which it is "
-        f"ahead; time of training, relative{also}."
-    )
-    return [first, *(["setting"] if several else []), *others], rows, caption

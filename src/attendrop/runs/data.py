@@ -138,7 +138,8 @@ def load_data(config: RunConfig) -> TaskData:
         lambda data: sum(split.data.nbytes for split in data.splits.values()),
         kind="data",
     )
-    task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
+    task_type = data.task.type.with_options(config.task_options)
+    task = replace(data.task.with_long_texts(config.long_texts), type=task_type)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
 
@@ -305,7 +306,7 @@ def data_report(
         conflicts["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
     classes = task_type.label_names[: task_type.num_classes]
     return {
-        "kind": data.task.kind,
+        "kind": data.task.type.kind,
         "max_length": limit,
         "long_texts": data.task.long_texts,
         "parts": described,

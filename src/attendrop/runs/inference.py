@@ -608,7 +608,7 @@ class _Rows:
         for chunk in self.chunks:
             if labelled and "label" not in chunk.columns:
                 raise AttendropError(f"The split '{self.split}' of {self.task.name} has no labels; use predict.")
-            self.task = replace(self.task, unknown_names=chunk.unknown_names)
+            self.task = replace(self.task, type=replace(self.task.type, unknown_names=chunk.unknown_names))
             columns = {**chunk.columns}
             if not labelled:
                 columns.pop("label", None)
@@ -620,7 +620,7 @@ class _Rows:
                 last_line = time.monotonic()
                 logger.info("%s rows done%s", f"{self.done:,}", "." if self.total is None else f" of {self.total:,}.")
             unknown += unknown_rows(encoded, model.tokenizer)
-            yield chunk, encoded, read_as(outputs, self.reading, self.task.num_labels)
+            yield chunk, encoded, read_as(outputs, self.reading, len(self.task.type.output_names))
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if unknown:  # as in large files
@@ -689,7 +689,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         option = "--eval-file" if split == "dev" else "--predict-file"
         raise AttendropError(f"No data are given; give {option}, or --task.")
     if part is not None:
-        rows.task = replace(rows.task, options=model.task_type.options())
+        rows.task = replace(rows.task, type=rows.task.type.with_options(model.task_type.options()))
         rows.chunks = (Chunk(columns) for columns in part.iter(CHUNK_ROWS))
     trained_on, columns = model.text_columns(), rows.task.text_columns
     if trained_on and model.task_type.inputs_of(len(columns)) != model.task_type.inputs_of(len(trained_on)):

@@ -198,9 +198,7 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     if not rows or not rows[0].is_reference:
         return rows
     compared = [replace(row, difference=row.versus(rows[0])) for row in rows[1:]]
-    tested = [(row.label, row.difference) for row in compared if row.difference is not None and not row.is_baseline]
-    p_values = {label: found.p_value for label, found in tested if found.p_value is not None}
-    p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    p_holm = holm({row.label: found.p_value for row in compared if (found := row.difference) and not row.is_baseline})
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
 
 
@@ -419,9 +417,9 @@ class Verdict:
         That of plain fine-tuning is not: it was not chosen among the methods.
         """
         p_values = {label: lead.p_value for label, lead in leads.items() if lead.n >= MIN_SEEDS}
-        methods = [row.label for row in self.methods if row.label in p_values]
-        p_holm = holm([1.0 if (p := p_values[label]) is None else p for label in methods])
-        return p_values | {label: p for label, p in zip(methods, p_holm, strict=True) if p_values[label] is not None}
+        own = {row.label: p_values[row.label] for row in self.methods if row.label in p_values}
+        p_holm = holm({label: 1.0 if p is None else p for label, p in own.items()})
+        return p_values | {label: p_holm[label] for label, p in own.items() if p is not None}
 
     def is_over(self, lead: PairedDifference, p: float | None) -> bool:
         """Whether a lead is significant, and not practically zero."""

@@ -90,7 +90,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             return finished
         run = resolve_run(config)
         if name not in (found := defined_for(run.task)):
-            what = f"{run.task.kind} tasks such as {run.task.name}"
+            what = f"{run.task.type.kind} tasks such as {run.task.name}"
             defined = f"choose from {', '.join(found)}" if found else "leave it out"
             raise AttendropError(f"Baseline {name!r} is not defined for {what}; {defined}.")
         rows = fingerprint(run.parts)
@@ -181,7 +181,7 @@ class _Baseline:
             constant = task_type.constant_answer(references, references[:1])
             if constant is None:
                 raise AttendropError(
-                    f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
+                    f"Tasks of the kind {self.run.task.type.kind} have no constant answer, which a baseline gives that "
                     "cannot be fitted; leave it out."
                 )
             answer = np.atleast_1d(np.asarray(constant[1][0], dtype=float))  # of the first row

@@ -31,10 +31,10 @@ from attendrop.runs.train import train
 from attendrop.studies import FROZEN
 from attendrop.studies.answer import Answer, answer, method_label
 from attendrop.studies.baselines import defined_for, run_baseline
-from attendrop.studies.comparison import BEST, RECORD, Comparison, MethodSetting
+from attendrop.studies.comparison import BEST, ENCODERS, RECORD, Comparison, MethodSetting
 from attendrop.studies.executor import LOCAL, REFERENCE, WITHOUT, Event, OnEvent, RunSpec, open_runner, with_evaluation
-from attendrop.studies.learning_curve import CURVE, HALVINGS, MODELS, SEEDS, LearningCurve, learning_curves
-from attendrop.studies.screening import ENCODERS, Screening, screen
+from attendrop.studies.learning_curve import HALVINGS, MODELS, SEEDS, LearningCurve, learning_curves
+from attendrop.studies.screening import Screening, screen
 from attendrop.studies.study import check_study_folder, write_compared, write_reports
 from attendrop.support.files import finite, model_sha256, write_json, write_text
 from attendrop.tasks.base import Task
@@ -194,7 +194,7 @@ def run_comparison(
     if comparison.models:
         screened_by = comparison.record() | {name: model_sha256(name) for name in comparison.models}
         screened_by = {name: value for name, value in screened_by.items() if name not in ("model", "model_sha256")}
-        before = read_json(folder / ENCODERS, {"of": dict, "found": dict})
+        before = (read_json(folder / RECORD, {}) or {}).get(ENCODERS)
         if before is not None and before["of"] == screened_by:
             encoders = Screening.from_dict(before["found"])
         else:
@@ -231,9 +231,8 @@ def run_comparison(
     final = comparison.seeds * rows + comparison.keep_best
     final += comparison.curve * MODELS * (SEEDS * len(HALVINGS) - min(SEEDS, comparison.seeds))
     with open_runner(folder, workers=workers, backend=backend) as runner:
-        write_json(folder / RECORD, comparison.record())
-        if encoders is not None:
-            write_json(folder / ENCODERS, {"of": screened_by, "found": asdict(encoders)})
+        screened = {} if encoders is None else {ENCODERS: {"of": screened_by, "found": asdict(encoders)}}
+        write_json(folder / RECORD, comparison.record() | screened)
         # Try settings, if this is asked for.
         perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
@@ -253,10 +252,9 @@ def run_comparison(
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model
         # Predict what more rows would bring, if this is asked for.
-        (folder / CURVE).unlink(missing_ok=True)
         if comparison.curve:
             outcome = dataclasses.replace(outcome, curves=learning_curves(found, results, perform))
-            write_json(folder / CURVE, {"curves": [asdict(each) for each in outcome.curves]})
+            write_compared(folder, {"": results}, REFERENCE, curves=[asdict(each) for each in outcome.curves])
             outcome.write(folder)
         # Keep the model.
         if comparison.keep_best:

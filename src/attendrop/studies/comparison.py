@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Folder of the model that is kept, within that of the comparison.
 BEST = "best"
 RECORD = "comparison.json"
+# In it, how the encoder was chosen, and of what.
+ENCODERS = "encoders"
 # Options that may change between calls: those of single runs, and those without effect.
 _NOT_RECORDED = (
     *("method", "options", "seed", "output_dir"),

@@ -38,7 +38,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from attendrop.errors import AttendropError, check_count, machine_failure, one_line
-from attendrop.runs.config import DEFAULT_TEST_FRACTION, RunConfig, by_content
+from attendrop.runs.config import DEFAULT_TEST_FRACTION, PATHS, RunConfig, by_content
 from attendrop.runs.run_folder import METRICS, locked, number_of_processes, read_json, read_metrics
 from attendrop.support.files import first_line, known_sha256, model_sha256, write_bytes, write_json, write_text
 from attendrop.wording import counted
@@ -239,8 +239,7 @@ class Runner:
                 f"Method '{config.method}' is registered in this program, and worker processes do not know it: run in "
                 "this one, workers=0, or declare an entry point in its package."
             )
-        files = (config.train_file, config.eval_file, config.label_map, config.label_names, config.unlabelled)
-        source = json.dumps((config.task, config.data_dir, *files, config.model))
+        source = json.dumps([config.task, *(getattr(config, name) for name in PATHS)])
         digest = data_sha256(config) + model_sha256(config.model)
         if self._digests.setdefault(source, digest) != digest:
             raise AttendropError(

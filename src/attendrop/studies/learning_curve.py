@@ -19,8 +19,6 @@ from attendrop.studies.executor import REFERENCE, Event, RunSpec
 from attendrop.studies.statistics import Array, CrossedMean, Estimate, paired_difference
 from attendrop.tasks.metrics import RowScores
 
-# File of a comparison's folder that keeps its curves.
-CURVE = "curve.json"
 # How often the rows are halved, the fewest rows first, and how many times as many rows are predicted.
 HALVINGS, FACTORS = (2, 1, 0), (2, 4)
 SEEDS, MODELS = 3, 2

@@ -34,8 +34,6 @@ from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import fit_logistic_regression, stratified_parts
 from attendrop.wording import counted
 
-# File of a comparison's folder that keeps a screening.
-ENCODERS = "encoders.json"
 AUTO = "auto"
 # Each row is held out once in each repetition; four fifths of the rows are nearly as many as there are.
 FOLDS, REPEATS = 5, 3
@@ -191,11 +189,14 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
         raise AttendropError("None of the encoders of models=auto can be loaded here; name folders by models.")
     scored.sort(key=lambda each: (-each[1].score, each[1].parameters))
     (best, first), *others = scored
-    leads = [row.versus(best) for row, _ in others]
-    p_values = holm([1.0 if lead is None or lead.p_value is None else lead.p_value for lead in leads])
+    leads = {each.model: row.versus(best) for row, each in others}
+    p_values = holm(
+        {name: 1.0 if lead is None or lead.p_value is None else lead.p_value for name, lead in leads.items()}
+    )
     ranked = [first]
-    for (_, each), lead, p in zip(others, leads, p_values, strict=True):
-        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p))
+    for _, each in others:
+        lead = leads[each.model]
+        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p_values[each.model]))
     return Screening(task.metric, len(real), tuple(ranked), tuple(left_out))
 
 

@@ -9,10 +9,10 @@ rest on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -21,6 +21,7 @@ from attendrop.support.files import finite
 from attendrop.tasks.metrics import BLOCKS
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Key = TypeVar("Key", bound=Hashable)
 ALPHA = 0.05
 # Scores are fractions of some rows: differences that are less apart than this differ by rounding only.
 ROUNDING = 1e-12
@@ -195,13 +196,12 @@ def mean_interval(values: Sequence[float] | Array) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm, 1979), in their order.
+def holm(p_values: Mapping[Key, float | None]) -> dict[Key, float]:
+    """Correct p values for their number (Holm, 1979), by key; what has none, None, does not count.
 
     The smallest is multiplied by their number ``m``, the next by ``m - 1`` and so on; none is below the one before, or
     above 1. Rejecting those up to 0.05 makes one false claim or more with a probability of at most 0.05.
     """
-    order = np.argsort(p_values, kind="stable")
-    scaled = (p_values[row] * (len(p_values) - rank) for rank, row in enumerate(order))
-    corrected = dict(zip(order, accumulate(scaled, max), strict=True))
-    return [float(min(1, corrected[row])) for row in range(len(p_values))]
+    known = sorted((p, place, key) for place, (key, p) in enumerate(p_values.items()) if p is not None)
+    scaled = (p * (len(known) - rank) for rank, (p, *_) in enumerate(known))
+    return {key: min(1.0, p) for (*_, key), p in zip(known, accumulate(scaled, max), strict=True)}

@@ -1,4 +1,4 @@
-"""Studies: a grid of data, models, methods and seeds from a YAML file; its runs, compared in each setting and over all.
+"""Studies: a grid of data, models, methods and seeds from a YAML file, its runs, and the folder of these.
 
 docs/studies.md has the format of the file.
 """
@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, suggestion
-from attendrop.runs.config import RunConfig, convert_option, read_yaml
+from attendrop.runs.config import PATHS, RunConfig, convert_option, read_yaml
 from attendrop.runs.run_folder import LOCK, read_json
 from attendrop.studies import BASELINES
 from attendrop.studies.executor import (
@@ -38,11 +37,10 @@ from attendrop.studies.executor import (
 from attendrop.support.files import check_writable, write_json, write_text
 from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.table import with_files
-from attendrop.wording import csv_of_records, in_markdown, markdown_table
+from attendrop.wording import csv_of_records
 
 if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
-    from attendrop.studies.answer import Answer, MethodRow
-    from attendrop.studies.statistics import PairedDifference
+    from attendrop.studies.results import Results
 
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 _EXAMPLES = {
@@ -57,7 +55,6 @@ _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
 _OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
 _LISTS = ("text_columns", "with_columns")  # whose lists are no grids
 _Method = tuple[str, dict[str, Any], str]
-_PATHS = ("train_file", "eval_file", "label_map", "label_names", "unlabelled", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class _Reader:
         if isinstance(value, list) and name not in _LISTS:
             return [self.option(name, each) for each in value]
         found = convert_option(self.named, name, value)
-        if name not in (*_PATHS, "model") or found in (None, AUTO):
+        if name not in PATHS or found in (None, AUTO):
             return found
         expanded = os.path.expandvars(found)
         if unset := re.search(r"\$\{?(\w+)", expanded):
@@ -243,7 +240,7 @@ def run_study(
     workers: int | None = None,
     backend: str = LOCAL,
     on_event: OnEvent = lambda event: None,
-) -> StudyReport:
+) -> Results:
     """Perform the unfinished runs of a study, and write ``answer.md``, ``answer.json`` and ``answer.csv``.
 
     ``file`` is the one that the study was read from, which is recorded. See
@@ -261,29 +258,28 @@ def run_study(
     of_settings: dict[str, list[Event]] = {name: [] for name in study.settings}
     for (name, _), result in zip(runs, results, strict=True):
         of_settings[name].append(result)
-    report = make_report(of_settings, study.reference)
-    write_compared(folder, of_settings, study.reference, file)
-    tables = {name: found.records() for name, found in report.answers.items()}
-    table = csv_of_records([{"setting": name, **record} for name, records in tables.items() for record in records])
-    write_reports(folder, report.markdown(), report.as_dict(), table)
-    return report
+    write_compared(folder, of_settings, study.reference, file=None if file is None else str(Path(file).absolute()))
+
+    from attendrop.studies.results import read_results
+
+    found = read_results(folder)
+    table = [{"setting": each.name, **record} for each in found.settings for record in each.answer.records()]
+    write_reports(folder, found.markdown(), found.as_dict(), csv_of_records(table))
+    return found
 
 
-def write_compared(
-    folder: Path, settings: Mapping[str, Sequence[Event]], reference: str, file: str | None = None
-) -> None:
-    """Record which runs are compared, by setting, so that the answer can be computed again; and the study file.
+def write_compared(folder: Path, settings: Mapping[str, Sequence[Event]], reference: str, **more: Any) -> None:
+    """Record which runs are compared, by setting, so that the answer can be computed again, and what ``more`` holds.
 
-    For each run, by the name of its folder: its label and its seed, which a failed one does not tell itself.
+    For each run, by the name of its folder: its label and seed; of a failed one all that is known.
     """
     from attendrop.studies.answer import method_label
 
-    runs = {
-        name: {each.folder.name: {LABEL: method_label(each.run), "seed": each.spec.config.seed} for each in results}
-        for name, results in settings.items()
-    }
-    of_file = {} if file is None else {"file": str(Path(file).absolute())}
-    write_json(folder / COMPARED, {"reference": reference, "settings": runs} | of_file)
+    runs: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in settings}
+    for name, each in ((name, each) for name, results in settings.items() for each in results):
+        known = each.run if each.metrics is None else {"seed": each.spec.config.seed}
+        runs[name][each.folder.name] = known | {LABEL: method_label(each.run)}
+    write_json(folder / COMPARED, {"reference": reference, "settings": runs, **more})
 
 
 def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
@@ -322,151 +318,3 @@ def check_study_folder(folder: Path, *, comparison: bool = False, file: str | No
 def default_folder(file: str) -> Path:
     """Return the folder of a study whose file is given, and no folder."""
     return Path("runs", Path(file).stem)
-
-
-# The answers ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OverallRow:
-    """A method over all settings of a study in which it has seeds in common with the reference.
-
-    Attributes:
-        label: The method with its options.
-        p_values: p value of the difference in each setting, corrected by Holm over all methods and settings.
-        mean: The difference averaged over the settings, compared seed by seed; None if no seed is complete, or for
-            errors of several tasks.
-    """
-
-    label: str
-    p_values: Mapping[str, float]
-    mean: PairedDifference | None
-
-
-@dataclass(frozen=True)
-class StudyReport:
-    """Results of a study.
-
-    Attributes:
-        answers: The answer of each setting by its name; a setting without a finished run has none.
-        overall: Methods over all settings; empty for a single setting.
-        failed: Runs without a result.
-    """
-
-    answers: Mapping[str, Answer]
-    overall: tuple[OverallRow, ...]
-    failed: tuple[Event, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        overall = []
-        for row in self.overall:
-            found = row.mean
-            overall.append({"label": row.label, "p_holm": dict(row.p_values), "seeds": found.n if found else 0})
-            if found is not None:
-                overall[-1] |= found.mean.as_dict("difference")
-                overall[-1] |= {"differences": list(found.values), "p": found.p_value}
-        return {
-            "settings": {name: found.as_dict() for name, found in self.answers.items()},
-            "overall": overall,
-            "failed": [{"folder": str(result.folder), **result.run} for result in self.failed],
-        }
-
-    def markdown(self) -> str:
-        """Return all tables and the failed runs as Markdown."""
-        parts = [f"## {in_markdown(name)}\n\n{found.markdown()}" for name, found in self.answers.items()]
-        parts[:0] = self.overall_table()
-        if self.failed:
-            listed = (f"- `{result.folder.name}`: {in_markdown(result.text)}" for result in self.failed)
-            parts.append("## Failed runs\n\n" + "\n".join(listed) + "\n")
-        return "\n".join(parts)
-
-    def lines(self) -> list[str]:
-        """Return all tables and the failed runs for a console."""
-        lines: list[str] = []
-        for name, found in self.answers.items():
-            lines += [f"{name}:" if len(self.answers) > 1 else "", *found.lines(), ""]
-        lines += self.overall_table()
-        if self.failed:
-            lines += ["Failed runs:", *(f"{result.folder.name}: {result.text}" for result in self.failed)]
-        return lines
-
-    def overall_table(self) -> list[str]:
-        """Return the table over all settings as Markdown; nothing for a single one."""
-        from attendrop.studies.answer import DIFFERENCE, SEEDS_ONLY, ends, interval, p_text
-
-        digits = max((found.decimals for found in self.answers.values()), default=0)
-        header = ("method", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
-        lines = [
-            (
-                in_markdown(row.label),
-                "-" if row.mean is None else interval(row.mean, digits),
-                "-" if row.mean is None else ends(row.mean.seeds_only, digits),
-                "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
-            )
-            for row in self.overall
-        ]
-        return [f"## All settings\n\n{markdown_table(header, lines)}\n"] if lines else []
-
-
-def make_report(results: Mapping[str, Sequence[Event]], reference: str) -> StudyReport:
-    """Compare the methods in each setting and over all of them, given the results of each setting."""
-    from attendrop.studies.answer import answer
-
-    finished = {name: found for name, found in results.items() if any(each.metrics for each in found)}
-    answers = {name: answer([each.run for each in found], reference) for name, found in finished.items()}
-    failures = {result.folder: result for found in results.values() for result in found if result.metrics is None}
-    overall = overall_rows(answers) if len(results) > 1 else ()
-    return StudyReport(answers, overall, tuple(failures.values()))
-
-
-def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
-    """Compare each method with the reference over all settings; differences with one unit are averaged."""
-    from attendrop.studies.statistics import holm
-
-    rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
-    compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
-    tested = {at: row.difference.p_value for at, row in compared.items() if row.difference is not None}
-    p_values = {at: p for at, p in tested.items() if p is not None}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    references = {name: row for (name, _), row in rows.items() if row.is_reference}
-    found = []
-    for label in dict.fromkeys(label for _, label in compared):
-        settings = [name for name, other in compared if other == label]
-        pairs = [(rows[name, label], references[name]) for name in settings]
-        # Scores may be averaged if they are fractions, or the same error of the same numbers.
-        scores = [(answers[name].metric, answers[name].data) for name in settings]
-        has_unit = len({(metric, data) if metric.startswith("neg_") else None for metric, data in scores}) == 1
-        of_settings = {name: corrected[name, label] for name in settings if (name, label) in corrected}
-        found.append(OverallRow(label, of_settings, _mean_difference(pairs) if has_unit else None))
-    return tuple(found)
-
-
-def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:
-    """Compare the scores averaged over settings, on the seeds that all settings have."""
-    import numpy as np
-
-    from attendrop.studies.statistics import CrossedMean, crossed_test, paired_difference
-
-    seeds = sorted(set.intersection(*(row.scores.keys() & other.scores.keys() for row, other in pairs)))
-    if not seeds:
-        return None
-    method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
-    found = paired_difference(method, reference)
-    # Settings with the same evaluation rows, such as two sizes of a training set, are not independent.
-    groups: dict[str, list[tuple[Any, list[float], tuple[int, int, float]]]] = {}
-    for row, other in pairs:
-        if (by_row := row.row_differences(other, seeds)) is None or len(seeds) < 2:
-            return found
-        scores = [row.scores[seed] - other.scores[seed] for seed in seeds]
-        first = row.by_row[seeds[0]]
-        size = first.rows, first.groups, max(row.scale, other.scale)
-        groups.setdefault(first.data, []).append((by_row, scores, size))
-    if any(len({each[0].shape for each in group}) > 1 for group in groups.values()):
-        return found  # of different metrics: their rows are divided in different ways
-    means = []
-    for group in groups.values():
-        by_row, score = np.mean([each[0] for each in group], axis=0), np.mean([each[1] for each in group])
-        means.append(CrossedMean.of(by_row, float(score), *group[0][2]))
-    mean, p = crossed_test(means, [len(group) / len(pairs) for group in groups.values()])
-    return replace(found, mean=mean, p_value=p)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 from uuid import uuid4
 
 from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from attendrop.errors import AttendropError, check_known
+from attendrop.errors import AttendropError
 from attendrop.tasks.table import SkippedRow
 from attendrop.tasks.tokenization import DOCUMENT, HEAD, split_long
 from attendrop.tasks.types.base import TaskType
@@ -24,13 +23,6 @@ TASK_TYPES: tuple[type[TaskType], ...] = (
 )  # fmt: skip
 # Column of what other columns of a row say, in front of its text.
 OTHERS = "other_columns"
-
-
-def get_task_type(kind: str, label_names: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> TaskType:
-    """Return a kind of task, with its classes and options; raise AttendropError for an unknown one."""
-    found = {each.kind: each for each in TASK_TYPES}
-    check_known(kind, found, f"there is no kind of task {kind!r}", f"the kinds are {', '.join(sorted(found))}")
-    return found[kind](tuple(label_names)).with_options(options or {})
 
 
 def task_type_of_model(config: PreTrainedConfig, *, command: str | None = None) -> TaskType:
@@ -60,29 +52,21 @@ class Task:
     """A task, without its data."""
 
     name: str  # such as "rte"; the task of custom files is called "files"
-    kind: str  # of task, such as "classification"
+    type: TaskType  # the kind, with its classes: model class, encoding, metrics, predictions
     text_columns: tuple[str, ...]  # of the source files, one for each input
-    label_names: tuple[str, ...]  # the classes, in the order of their ids; empty if there are none
     metric: str  # the score by which models are selected, a key of what `compute_scores` returns
     description: str  # one line
     other_metrics: tuple[str, ...] = ()  # scores reported beside `metric`
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the kind, by name
     long_texts: str = HEAD  # what is done with texts that are too long, see `tasks/tokenization.py`
     group_columns: tuple[str, ...] = ()  # whose values make groups of rows that are also scored for themselves
     # Classes of models trained on other tasks, each with the class of this task that it is read as. Where there are
     # any, models with other classes are not scored.
     readings: tuple[Mapping[str, str], ...] = ()
-    unknown_names: tuple[str, ...] = ()  # as in `TaskType`
-
-    @cached_property
-    def type(self) -> TaskType:
-        """What this kind of task reads and predicts: model class, encoding, metrics, predictions."""
-        return replace(get_task_type(self.kind, self.label_names, self.options), unknown_names=self.unknown_names)
 
     @property
-    def num_labels(self) -> int:
-        """Number of outputs per prediction: the number of classes, 1 for regression."""
-        return len(self.type.output_names)
+    def label_names(self) -> tuple[str, ...]:
+        """The classes, in the order of their ids; empty if there are none."""
+        return self.type.label_names
 
     def with_long_texts(self, wanted: str | None) -> Self:
         """Return the task with another treatment of long texts; None leaves it as it is.
@@ -94,7 +78,7 @@ class Task:
             return self if wanted is None else replace(self, long_texts=wanted)
         what, texts = f"long-texts {wanted!r} is for", len(self.text_columns)
         if not self.type.one_vector:
-            raise AttendropError(f"{what} one prediction for each text, and the task is {self.kind}; omit it.")
+            raise AttendropError(f"{what} one prediction for each text, and the task is {self.type.kind}; omit it.")
         if texts > 1:
             raise AttendropError(f"{what} single texts, and the rows have {texts}; omit it.")
         return replace(self, long_texts=wanted)

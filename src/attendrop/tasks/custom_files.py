@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,15 +13,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import OTHERS, TASK_TYPES, Task, TaskData
 from attendrop.tasks.entities import as_iob2
-from attendrop.tasks.inspection import (
-    as_meant,
-    describe,
-    group_columns,
-    label_columns,
-    label_type_of,
-    read_label_map,
-    read_meanings,
-)
+from attendrop.tasks.inspection import as_meant, inspect_files, read_label_map
 from attendrop.tasks.splits import GROUP
 from attendrop.tasks.table import (
     INPUTS,
@@ -34,7 +26,6 @@ from attendrop.tasks.table import (
     number_form,
     read_chunks,
     read_once,
-    read_table,
     written,
 )
 from attendrop.tasks.types.base import TaskType
@@ -93,21 +84,19 @@ def load_files(
     check_known(label_type, LABEL_TYPES, f"there is no label type {label_type!r}", known)
     if label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
-    paths = {"train": train_file} if eval_file is None else {"train": train_file, "dev": eval_file}
-    found = [read_table(path, bad) for path in paths.values()]
-    found = read_meanings(found, text_columns, label_column, label_type, label_map, bad)
-    if label_type == "auto":
-        label_type, unclear = label_type_of(found, text_columns, label_column)
-        if unclear:
-            raise AttendropError(unclear)
-    kind = next(each for each in TASK_TYPES if each.label_type == label_type)
+    columns: dict[str, Any] = {"text_columns": text_columns, "label_column": label_column}
+    found = inspect_files(train_file, eval_file, label_type=label_type, label_map=label_map, bad=bad, **columns)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    if found.unclear:
+        raise AttendropError(found.unclear)
+    kind = next(each for each in TASK_TYPES if each.label_type == found.label_type)
     _check_columns(kind, text_columns, label_column, with_columns or ())
-    tables = dict(zip(paths, found, strict=True))
+    tables = {"train": found.table} if found.evaluated is None else {"train": found.table, "dev": found.evaluated}
     for split, table in tables.items():
         read = table.read(text_columns, kind.read_inputs, bad, INPUTS)
         tables[split] = _not_empty(read.read([label_column], kind.read_names, bad))
-    train = tables["train"]
-    task_type = kind.from_labels(train, label_column)
+    task_type = kind.from_labels(tables["train"], label_column)
     if bad.unknown_labels == WRONG and "dev" in tables:
         task_type = task_type.with_unknown(tables["dev"].column(label_column))
     splits = {}
@@ -123,16 +112,14 @@ def load_files(
                 raise AttendropError(f"{where} has a single value, {values[0]!r}; name another.")
             if max(counts.values(), default=1) == 1:  # an empty value is no group
                 warnings.warn(f"{where} has no value twice: no rows are grouped.", stacklevel=2)
-    train = tables["train"]
     if ood_column is not None:
-        splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in train.column(ood_column)]
-    used, looks_grouped = {*text_columns, *(with_columns or ()), *label_columns(train.columns, label_column)}, ""
-    others = {name: describe(train, name) for name in train.columns if name not in used and group_column is None}
-    for name in group_columns(others.values())[:1]:
+        splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in tables["train"].column(ood_column)]
+    grouped, looks_grouped = [each for each in found.group_columns if each.name not in (with_columns or ())], ""
+    if grouped and group_column is None:
         looks_grouped = (
-            f"Column {name!r} has {others[name].distinct} values in {len(train)} rows: if the rows of one belong "
-            "together, intervals over examples are too narrow, and held-out rows too easy; --group-column "
-            f"{quote(name)} takes them together."
+            f"Column {grouped[0].name!r} has {grouped[0].distinct} values in {len(found.table)} rows: if the rows of "
+            "one belong together, intervals over examples are too narrow, and held-out rows too easy; --group-column "
+            f"{quote(grouped[0].name)} takes them together."
         )
     files = ", ".join(str(table.path) for table in tables.values())
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
@@ -146,7 +133,7 @@ class Chunk:
 
     columns: dict[str, list[Any]]  # as in ``TaskData.splits``
     table: Table | None = None  # the same rows, with all columns of the file
-    unknown_names: tuple[str, ...] = ()  # as in ``Task``, of this chunk and those before
+    unknown_names: tuple[str, ...] = ()  # as in ``TaskType``, of this chunk and those before
 
 
 def stream_file(
@@ -191,8 +178,7 @@ def stream_file(
 def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
     """Make the task of custom files, with the classes of a kind of task."""
     metric, *others = task_type.default_metrics
-    task = Task("files", task_type.kind, tuple(text_columns), task_type.label_names, metric, "own files", tuple(others))
-    return replace(task, options=task_type.options(), unknown_names=task_type.unknown_names)
+    return Task("files", task_type, tuple(text_columns), metric, "own files", tuple(others))
 
 
 def others_of(table: Table, columns: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -125,20 +125,6 @@ def describe(table: Table, name: str) -> Column:
     elif _named(name, SOURCE) and distinct <= rows / 2:
         role = SOURCE
     return Column(name, role, distinct, rows, missing, max(counts.values(), default=0), words)
-
-
-def group_columns(columns: Iterable[Column]) -> list[str]:
-    """Guess by which columns rows may belong together: names of groups, ids or sources, most values several times.
-
-    Columns of fewer than ten values, and of texts, are left out.
-    """
-    found = []
-    for column in columns:
-        named = _GROUP.fullmatch(column.name) or _named(column.name, ID) or _named(column.name, SOURCE)
-        several = _LEAST_GROUPS <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
-        if named and several and column.words < _LONG_TEXT:
-            found.append(column.name)
-    return found
 
 
 def label_columns(columns: Sequence[str], label_column: str | None) -> list[str]:
@@ -568,10 +554,20 @@ class Inspection:
         return f" The labels may be in {_choice_of(self.table, found)}." if len(found) > 1 else ""
 
     @cached_property
-    def group_columns(self) -> list[str]:
-        """The columns, here and in the evaluation file, by which rows may belong together."""
-        others = [each for each in self.columns if each.role != LABEL and each.name not in self.text_columns]
-        return [n for n in group_columns(others) if self.evaluated is None or n in self.evaluated.columns]
+    def group_columns(self) -> list[Column]:
+        """The columns, here and in the evaluation file, by which rows may belong together.
+
+        They have names of groups, ids or sources, ten values or more, most of them several times, and no texts.
+        """
+        found = []
+        for column in self.columns:
+            name, used = column.name, column.role == LABEL or column.name in self.text_columns
+            named = _GROUP.fullmatch(name) or _named(name, ID) or _named(name, SOURCE)
+            several = _LEAST_GROUPS <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
+            known = self.evaluated is None or name in self.evaluated.columns
+            if named and several and known and not used and column.words < _LONG_TEXT:
+                found.append(column)
+        return found
 
     @cached_property
     def tags(self) -> dict[str, int]:
@@ -611,6 +607,7 @@ class Inspection:
         named = ["written_as", "text_columns", "label_column", "group_columns", "label_type", "labels", "names_as_rows"]
         named += ["tags", "variants", "notes"]
         found = {"file": str(self.table.path), "rows": len(self.table)} | {name: getattr(self, name) for name in named}
+        found["group_columns"] = [column.name for column in self.group_columns]
         return found | {"columns": list(map(asdict, self.columns)), "doubts": self.doubts()}
 
     def doubts(self) -> dict[str, str]:

@@ -6,13 +6,12 @@ import csv
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-import datasets
 from datasets import Dataset
 
 from attendrop.errors import AttendropError, check_known
@@ -22,14 +21,20 @@ from attendrop.tasks.custom_files import load_files as load_files  # beside load
 from attendrop.tasks.entities import to_iob2
 from attendrop.tasks.table import (
     SOURCE,
+    TAGS,
     TARGET,
     WORDS,
     BadValue,
+    Table,
+    read_hub,
     read_once,
     read_sentences,
     read_table,
+    tables_of,
     text_lines,
 )
+from attendrop.tasks.types.classification import Classification, MultipleChoice, Regression
+from attendrop.tasks.types.token_classification import TokenClassification
 from attendrop.tasks.types.translation import Translation
 from attendrop.wording import counted
 
@@ -37,17 +42,7 @@ _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
 # Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
 _CONVERTED = "refs/convert/parquet"
 _SPLITS = ("train", "dev", "test")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a named task as its file has it."""
-
-    file: str | Path  # or data set on the hub, for messages
-    place: str  # where it is in the file, such as "line 7"
-    inputs: tuple[Any, ...]  # such as two texts
-    label: Any = None  # or on the hub the id of its class; None: not known. Of all rows of a split, or of none
-    others: Mapping[str, Any] = field(default_factory=dict)  # "index" (default: the row's number), and those of `Task`
+_NUMBER = "idx"  # column of the numbers of rows, as the hub has it
 
 
 @dataclass(frozen=True)
@@ -58,13 +53,17 @@ class Source:
     folders: tuple[str, ...]  # names of its folder, in lower case without dashes; in messages, the first one
     # By split, for each of its files: the possible names or patterns, of which the first that exists is read.
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
-    read: Callable[[Path, str], Iterable[Row]]  # reads the rows of a split from a file, or from two parallel ones
+    columns: tuple[str, ...]  # of the texts, and last that of the labels
+    # Reads the columns of a split from a file, or from two parallel ones.
+    read_file: Callable[[Path, str], Iterable[Table]] = lambda path, split: [read_table(path)]
+    # Makes the inputs and the label of a row from the values of its columns; None: it is no row.
+    read_row: Callable[..., tuple[Sequence[Any], Any] | None] = lambda *values: (values[:-1], values[-1])
     # Names of the data sets on the hub, each with that of its configuration if it has several; none: not there.
     hub: tuple[tuple[str, ...], ...] = ()
-    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None  # reads the rows of a data set, given its name
-    # How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
-    labels: tuple[str, ...] | None = None
-    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})  # where names are others
+    hub_columns: tuple[str, ...] = ()  # where the names are others, and likewise those of the splits
+    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
+    # How files write the classes, in the order of ``task.label_names``; none: as in files of one's own.
+    labels: tuple[str, ...] = ()
     revision: str | None = None  # on the hub
     within: str | None = None  # folder of a group of tasks, which may hold the task's folder
 
@@ -100,92 +99,93 @@ class Source:
         found = ([path for name in names for path in sorted(folder.glob(name))] for names in self.file_names[split])
         return [paths[0] for paths in found if paths]
 
-    def rows_of_hub(self, split: str) -> list[Row]:
+    def tables_of_hub(self, split: str) -> list[Table]:
         """Read a split from the hub; raise AttendropError if it is not there, or cannot be loaded."""
-        if self.of_hub is None:
+        if not self.hub:
             raise AttendropError(
                 f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
                 f"'{self.folders[0]}' with --data-dir or ATTENDROP_DATA."
             )
-        options = {} if self.revision is None else {"revision": self.revision}
-        rows: list[Row] = []
+        options: dict[str, Any] = {} if self.revision is None else {"revision": self.revision}
+        wanted = (*(self.hub_columns or self.columns), *self.task.group_columns, _NUMBER)
+        only, tables = {name.partition(".")[0] for name in wanted}, list[Table]()
         for names in self.hub:
             try:
-                raw = datasets.load_dataset(*names, split=self.hub_splits.get(split, split), **options)
+                tables += read_hub(names, self.hub_splits.get(split, split), only=only, **options)
             except Exception as error:  # the hub's client and its HTTP library raise many classes
                 raise AttendropError(
                     f"{self.task.name} is not in a local folder, and loading {names[0]} from the hub failed "
                     f"({type(error).__name__}: {first_line(error)}); name a folder of its files with --data-dir or "
                     "ATTENDROP_DATA."
                 ) from error
-            rows += self.of_hub(names[0], raw)
-        if split.startswith("test"):
-            rows = [replace(row, label=None) if row.label == -1 else row for row in rows]
-        return rows
+        return tables
 
-    def dataset(self, rows: Sequence[Row]) -> Dataset:
-        """Make a data set of rows, without pairs with an empty translation; raise AttendropError for a wrong label."""
-        task_type, labels = self.task.type, list[Any]()
-        both = task_type.generates
-        numbers = [n for n, row in enumerate(rows) if not both or (row.inputs[0].strip() and row.label.strip())]
-        rows = [rows[number] for number in numbers]
-        ids = {label: number for number, label in enumerate(self.labels or ())}
-        labelled = any(row.label is not None for row in rows)
-        for row in rows if labelled else ():
-            try:
-                if isinstance(row.label, str) and ids and row.label not in ids:
-                    raise BadValue(f"the label {row.label!r} is not one of {', '.join(ids)}")
-                label = ids.get(row.label, row.label) if ids else task_type.read_label(row.label, row.inputs)
-            except BadValue as problem:
-                raise AttendropError(f"{row.file}, {row.place}: {problem}.") from None
-            labels.append(label)
-        values = zip(*(row.inputs for row in rows), strict=True)
-        columns: dict[str, list[Any]] = dict(zip(task_type.inputs, map(list, values), strict=False))
-        columns |= {"label": labels} if labelled else {}
-        columns |= {name: [row.others[name] for row in rows] for name in rows[0].others}
-        return Dataset.from_dict({**columns, "index": columns.get("index", numbers)})
+    def dataset(self, tables: Iterable[Table], columns: tuple[str, ...], split: str) -> Dataset:
+        """Make a data set of tables, without pairs with an empty translation; raise AttendropError for a wrong label.
+
+        Labels of test rows may be missing, or -1 as on the hub.
+        """
+        task_type, is_test, number, rows = self.task.type, split.startswith("test"), -1, list[dict[str, Any]]()
+        classes = (self.task.label_names, self.labels) if self.labels else ()  # the hub has the names
+        ids = {label: place for names in classes for place, label in enumerate(names)}
+        for table in tables:
+            missing = int(is_test and columns[-1] not in table.columns)
+            values = table.values(columns[: len(columns) - missing])
+            numbers = table.column(_NUMBER) if _NUMBER in table.columns else [None] * len(table)
+            groups = table.values(self.task.group_columns)
+            for place, own, given, group in zip(table.places, values, numbers, groups, strict=True):
+                if (row := self.read_row(*own, *[None] * missing)) is None:
+                    continue
+                (inputs, label), number = row, number + 1
+                if task_type.generates and not (inputs[0].strip() and label.strip()):
+                    continue
+                found = dict(zip(task_type.inputs, inputs, strict=False))
+                if label is not None and not (is_test and label == -1):
+                    try:
+                        if isinstance(label, str) and ids and label not in ids:
+                            raise BadValue(f"the label {label!r} is not one of {', '.join(self.labels)}")
+                        found["label"] = ids.get(label, label) if ids else task_type.read_label(label, inputs)
+                    except BadValue as problem:
+                        raise AttendropError(f"{table.path}, {place}: {problem}.") from None
+                found |= dict(zip(self.task.group_columns, group, strict=True))
+                rows.append(found | {"index": int(given) if str(given).isdecimal() else number})
+        return Dataset.from_list(rows)
 
 
-def tabbed_rows(
+def read_tabbed(
     path: Path,
     split: str,
     *,
-    texts: tuple[str, ...],
-    label: str,
+    columns: tuple[str, ...],
     header: tuple[str, ...] = (),
     index: str = "index",
     groups: tuple[str, ...] = (),
     tests_have_labels: bool = False,
-) -> Iterator[Row]:
+) -> Iterator[Table]:
     """Read a file with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
 
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
 
-    ``header`` is for files that have no header line. Where the column ``index`` has no whole number, rows are numbered.
+    ``header`` is for files that have no header line; ``index`` has the numbers of rows, if it is there.
     """
     labelled = tests_have_labels or not split.startswith("test")
-    wanted = (*texts, *((label,) if labelled else ()))
+    columns = columns if labelled else columns[:-1]
     with text_lines(path) as text:
         lines = [line.removesuffix("\n").removesuffix("\r").split("\t") for line in text]
-    has_header = not header or set(wanted) <= set(lines[0])
+    has_header = not header or set(columns) <= set(lines[0])
     names = lines[0] if has_header else list(header)
-    for column in (*wanted, *groups):
+    for column in (*columns, *groups):
         check_known(column, names, f"{path} has no column {column!r}", f"its header is {', '.join(map(repr, names))}")
-    rows: list[Row] = []
-    broken = []
-    for number, values in enumerate(lines[has_header:], start=1 + has_header):
-        fields, place = dict(zip(names, values, strict=False)), f"line {number}"
+    kept = [*columns, *groups, *([index] if index in names else [])]
+    places, rows, broken = [names.index(name) for name in kept], list[tuple[int, int, list[Any]]](), list[str]()
+    for line, values in enumerate(lines[has_header:], start=1 + has_header):
         if len(values) != len(names):
-            broken.append(f"{place}: {counted(len(values), 'field')} instead of {len(names)}")
-        elif labelled and not all(fields[column].strip() for column in wanted):
-            broken.append(f"{place}: an empty text or label")
+            broken.append(f"line {line}: {counted(len(values), 'field')} instead of {len(names)}")
+        elif labelled and not all(values[place].strip() for place in places[: len(columns)]):
+            broken.append(f"line {line}: an empty text or label")
         else:
-            own = fields.get(index, "")
-            others: dict[str, Any] = {group: fields[group] for group in groups}
-            others["index"] = int(own) if own.isdecimal() else len(rows)
-            inputs = tuple(fields[column] for column in texts)
-            rows.append(Row(path, place, inputs, fields[label] if labelled else None, others))
+            rows.append((len(rows), line, [values[place] for place in places]))
     count = len(rows) + len(broken)
     if not count:
         raise AttendropError(f"{path} has no rows.")
@@ -194,23 +194,7 @@ def tabbed_rows(
     if broken:
         skipped = f"skipped {len(broken)} broken rows of {count}, the first at {broken[0]}"
         warnings.warn(f"{path}: {skipped}.", stacklevel=5)
-    yield from rows
-
-
-def table_rows(texts: Sequence[str], label: str, path: Path, split: str) -> Iterator[Row]:
-    """Read a file that :func:`read_table` reads, given its columns."""
-    table = read_table(path)
-    for place, (*inputs, value) in zip(table.places, table.values((*texts, label)), strict=True):
-        yield Row(table.path, place, tuple(inputs), value)
-
-
-def hub_rows(texts: Sequence[str], groups: Sequence[str], name: str, raw: Dataset) -> Iterator[Row]:
-    """Yield the rows of a data set of the hub, given its columns of texts and of groups; their ids are in "idx"."""
-    columns = (raw[column][:] for column in (*texts, *groups))
-    numbers = raw["idx"][:] if "idx" in raw.column_names else range(len(raw))
-    for label, number, *values in zip(raw["label"][:], numbers, *columns, strict=True):
-        others = dict(zip(groups, values[len(texts) :], strict=True)) | {"index": number}
-        yield Row(name, f"row {number}", tuple(values[: len(texts)]), label, others)
+    yield from tables_of(path, [*columns, *groups, *([_NUMBER] if index in names else [])], rows)
 
 
 # GLUE (Wang et al., 2019) --------------------------------------------------------------------------------------------
@@ -235,26 +219,28 @@ def _glue(
     label: str,
     labels: tuple[str, ...] = (),
     class_names: tuple[str, ...] = (),
-    hub_columns: tuple[str, ...] = (),
+    hub_texts: tuple[str, ...] = (),
     file_names: Mapping[str, str] = _FILES,
     **options: Any,
 ) -> Source:
     """Make a task from its folder in the official archive, the columns of its files, and the labels in them.
 
     If there are no ``labels``, they are numbers; ``class_names`` are the classes if files write them differently, and
-    ``hub_columns`` the columns of texts if the hub calls them so. Models are selected by the first metric.
+    ``hub_texts`` the columns of texts if the hub calls them so. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
-    kind = "classification" if labels else "regression"
     return Source(
-        Task(name, kind, texts, class_names or labels, metric, about, tuple(others)),
+        Task(
+            name, Classification(class_names or labels) if labels else Regression(), texts, metric, about, tuple(others)
+        ),
         (folder,),
         {split: ((own,),) for split, own in file_names.items()},
-        partial(tabbed_rows, texts=texts, label=label, **options),
-        (("nyu-mll/glue", name),),
-        partial(hub_rows, hub_columns or texts, ()),
-        labels or None,
-        _MNLI_HUB_SPLITS if name == "mnli" else {"dev": "validation"},
+        (*texts, label),
+        partial(read_tabbed, columns=(*texts, label), **options),
+        hub=(("nyu-mll/glue", name),),
+        hub_columns=(*(hub_texts or texts), "label"),
+        hub_splits=_MNLI_HUB_SPLITS if name == "mnli" else {"dev": "validation"},
+        labels=labels,
         within="glue",
     )
 
@@ -287,7 +273,7 @@ _GLUE_TASKS = (
     ),
     _glue(
         "MNLI", _ACCURACY, "does the premise entail, contradict or leave open?", _PAIR, "gold_label",
-        ("entailment", "neutral", "contradiction"), hub_columns=("premise", "hypothesis"), file_names=_MNLI_FILES,
+        ("entailment", "neutral", "contradiction"), hub_texts=("premise", "hypothesis"), file_names=_MNLI_FILES,
     ),
     _glue("QNLI", _ACCURACY, "does the sentence answer the question?", ("question", "sentence"), "label", _ENTAILMENT),
     _glue("RTE", _ACCURACY, "does the first text entail the second?", _PAIR, "label", _ENTAILMENT),
@@ -301,15 +287,17 @@ GLUE: dict[str, Source] = {source.task.name: source for source in _GLUE_TASKS}
 # Classification: film reviews of IMDB; HANS and PAWS-X, which test models of other tasks ------------------------------
 
 
-def _imdb_rows(path: Path, split: str) -> Iterator[Row]:
+def _read_imdb(path: Path, split: str) -> Iterator[Table]:
     """Read a file of JSON lines, or the official folders, which have a file for each review."""
     if not path.is_dir():
-        yield from table_rows(("text",), "label", path, split)
+        yield read_table(path)
         return
+    rows = list[tuple[int, int, list[Any]]]()
     for label in ("neg", "pos"):
         for file in sorted((path / label).glob("*.txt")):
             with text_lines(file) as lines:
-                yield Row(path, file.name, ("".join(lines),), label)
+                rows.append((len(rows), len(rows) + 1, ["".join(lines), label]))
+    yield from tables_of(path, ("text", "label"), rows, unit="review")
 
 
 _HANS = ("entailment", "non-entailment")
@@ -317,13 +305,13 @@ _PARAPHRASE = ("not_paraphrase", "paraphrase")
 _TEST = (("test.jsonl", "test"),)
 _TEXT_TASKS = (
     Source(
-        Task("imdb", "classification", ("text",), ("negative", "positive"), "accuracy", "sentiment of long reviews"),
-        ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, _imdb_rows,
-        (("stanfordnlp/imdb",),), partial(hub_rows, ("text",), ()), ("neg", "pos"), {"dev": "test"},
+        Task("imdb", Classification(("negative", "positive")), ("text",), "accuracy", "sentiment of long reviews"),
+        ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, ("text", "label"),
+        _read_imdb, hub=(("stanfordnlp/imdb",),), hub_splits={"dev": "test"}, labels=("neg", "pos"),
     ),
     Source(
         Task(
-            "hans", "classification", _PAIR, _HANS, "accuracy", "does entailment hold where heuristics say so?",
+            "hans", Classification(_HANS), _PAIR, "accuracy", "does entailment hold where heuristics say so?",
             group_columns=("heuristic",),
             readings=(
                 {"entailment": "entailment", "neutral": "non-entailment", "contradiction": "non-entailment"},
@@ -331,12 +319,12 @@ _TEXT_TASKS = (
             ),
         ),
         ("hans",), {"train": (("heuristics_train_set.txt",),), "dev": (("heuristics_evaluation_set.txt",),)},
-        partial(tabbed_rows, texts=_PAIR, label="gold_label", groups=("heuristic",)), (("jhu-cogsci/hans",),),
-        partial(hub_rows, ("premise", "hypothesis"), ("heuristic",)), _HANS,
+        (*_PAIR, "gold_label"), partial(read_tabbed, columns=(*_PAIR, "gold_label"), groups=("heuristic",)),
+        hub=(("jhu-cogsci/hans",),), hub_columns=("premise", "hypothesis", "label"), labels=_HANS,
     ),
     Source(
         Task(
-            "pawsx", "classification", _PAIR, _PARAPHRASE, "accuracy", "do two scrambled sentences say the same?",
+            "pawsx", Classification(_PARAPHRASE), _PAIR, "accuracy", "do two scrambled sentences say the same?",
             other_metrics=("f1",),
             readings=(
                 dict(zip(("not_equivalent", "equivalent"), _PARAPHRASE, strict=True)),
@@ -349,71 +337,51 @@ _TEXT_TASKS = (
             "dev": (("dev-en.tsv", "en/dev_2k.tsv"),),
             "test": (("test-en.tsv", "en/test_2k.tsv"),),
         },
-        partial(tabbed_rows, texts=_PAIR, label="label", header=(*_PAIR, "label"), tests_have_labels=True),
-        (("google-research-datasets/paws-x", "en"),), partial(hub_rows, _PAIR, ()), ("0", "1"),
+        (*_PAIR, "label"),
+        partial(read_tabbed, columns=(*_PAIR, "label"), header=(*_PAIR, "label"), tests_have_labels=True),
+        hub=(("google-research-datasets/paws-x", "en"),), labels=("0", "1"),
     ),
 )  # fmt: skip
 
 # Multiple choice: SWAG, and the science questions of ARC --------------------------------------------------------------
 
 _LETTERS = tuple(ascii_uppercase[:5])
+_ARC_COLUMNS = ("question.stem", "question.choices", "answerKey")
 
 
-def _swag_rows(path: Path, split: str) -> Iterator[Row]:
-    table = read_table(path)
-    wanted = ("sent1", "sent2", *(f"ending{number}" for number in range(4)), *(("label",) if split != "test" else ()))
-    for place, values in zip(table.places, table.values(wanted), strict=True):
-        yield _question(path, place, dict(zip(wanted, values, strict=True)))
+def _arc_row(question: str, choices: Any, key: str) -> tuple[tuple[str, list[str]], str]:
+    """Return a question with its choices, and the letter of the correct one; some questions number them from 1."""
+    if isinstance(choices, list):  # as the files have them
+        choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
+    keys = choices["label"] if key in choices["label"] else list("12345")
+    return (question, choices["text"]), _LETTERS[keys.index(key)] if key in keys else key
 
 
-def _arc_rows(path: Path, split: str) -> Iterator[Row]:
+def _read_arc(path: Path, split: str) -> Iterator[Table]:
     """Read an official file of JSON lines, or a copy as a CSV file without a header.
 
     Of the copy, questions whose correct choice it lost are left out, with a warning.
     """
     if path.suffix != ".csv":
-        table = read_table(path)
-        for place, (asked, key) in zip(table.places, table.values(("question", "answerKey")), strict=True):
-            choices = {name: [choice[name] for choice in asked["choices"]] for name in ("text", "label")}
-            yield _question(path, place, {"question": asked["stem"], "choices": choices, "answerKey": key})
+        yield read_table(path)
         return
-    lost = count = 0
+    rows, line = list[tuple[int, int, list[Any]]](), 0
     with text_lines(path) as lines:
-        for count, (question, *columns, key) in enumerate(csv.reader(lines, strict=True), start=1):
-            texts, letter = [text for text in columns if text], _letter(key, _LETTERS)
-            if letter in _LETTERS[: len(texts)]:
-                yield Row(path, f"row {count}", (question, texts), letter)
-            else:
-                lost += 1
-    if lost:
-        warnings.warn(f"{path}: skipped {lost} of {count} questions, whose choices are not in the file.", stacklevel=2)
-
-
-def _hub_questions(name: str, raw: Dataset) -> Iterator[Row]:
-    return (_question(name, f"row {number}", record) for number, record in enumerate(raw, start=1))
-
-
-def _question(file: str | Path, place: str, record: Mapping[str, Any]) -> Row:
-    """Read a record of either task: of SWAG, the beginning of the second sentence belongs to each ending."""
-    if "sent1" in record:
-        endings = [f"{record['sent2']} {record[f'ending{number}']}" for number in range(4)]
-        return Row(file, place, (record["sent1"], endings), record.get("label"))
-    choices = record["choices"]
-    label = _letter(record["answerKey"], choices["label"])
-    return Row(file, place, (record["question"], choices["text"]), label)
-
-
-def _letter(key: str, keys: Sequence[str]) -> str:
-    """Return the letter of a choice of ARC; some questions number their choices from 1."""
-    keys = keys if key in keys else tuple("12345")
-    return _LETTERS[keys.index(key)] if key in keys else key
+        for line, (question, *columns, key) in enumerate(csv.reader(lines, strict=True), start=1):
+            texts = list(filter(None, columns))
+            choices = {"text": texts, "label": list(_LETTERS[: len(texts)])}
+            if _arc_row(question, choices, key)[1] in choices["label"]:
+                rows.append((len(rows), line, [question, choices, key]))
+    if lost := line - len(rows):
+        warnings.warn(f"{path}: skipped {lost} of {line} questions, whose choices are not in the file.", stacklevel=2)
+    yield from tables_of(path, _ARC_COLUMNS, rows, unit="row")
 
 
 def _arc(name: str, about: str, *sets: str) -> Source:
     """Make a task of one or both sets; the development set of a copy is called test."""
     copies = {"train": ("arc_{}_dev.csv",), "dev": ("arc_{}_test.csv",), "test": ()}
     return Source(
-        Task(name, "multiple-choice", ("question", "choices"), _LETTERS, "accuracy", about),
+        Task(name, MultipleChoice(_LETTERS), ("question", "choices"), "accuracy", about),
         ("arc", "arcv1feb20182"),
         {
             split: tuple(
@@ -422,20 +390,23 @@ def _arc(name: str, about: str, *sets: str) -> Source:
             )
             for split in _SPLITS
         },
-        _arc_rows,
+        _ARC_COLUMNS,
+        _read_arc,
+        _arc_row,
         tuple(("allenai/ai2_arc", f"ARC-{each}") for each in sets),
-        _hub_questions,
+        ("question", "choices", "answerKey"),
     )
 
 
 _CHOICE_TASKS = (
     Source(
-        Task("swag", "multiple-choice", ("question", "choices"), tuple("0123"), "accuracy", "what happens next?"),
+        Task("swag", MultipleChoice(tuple("0123")), ("question", "choices"), "accuracy", "what happens next?"),
         ("swag", "swagaf"),
         {"train": (("train.csv",),), "dev": (("val.csv",),), "test": (("test.csv",),)},
-        _swag_rows,
-        (("allenai/swag", "regular"),),
-        _hub_questions,
+        ("sent1", "sent2", *(f"ending{number}" for number in range(4)), "label"),
+        # The beginning of the second sentence belongs to each ending.
+        read_row=lambda first, second, *ends: ((first, [f"{second} {end}" for end in ends[:-1]]), ends[-1]),
+        hub=(("allenai/swag", "regular"),),
     ),
     _arc("arc", "science questions of schools, easy and challenging", "Easy", "Challenge"),
     _arc("arc-easy", "science questions of schools", "Easy"),
@@ -448,11 +419,12 @@ _CHOICE_TASKS = (
 _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
 
 
-def _tagged_rows(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | None = None) -> Iterator[Row]:
-    """Read words, and their tags, from the first and the last column; IOB1 becomes IOB2.
+def _read_tagged(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | None = None) -> Iterator[Table]:
+    """Read words, and their tags, from the first and the last column.
 
     ``parts``: of a split, only sentences of some files of the Wall Street Journal, which comments name.
     """
+    rows = list[tuple[int, int, list[Any]]]()
     with text_lines(path) as lines:
         for line, words, comments in read_sentences(lines):
             if parts is not None:
@@ -460,16 +432,14 @@ def _tagged_rows(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | 
                 number, (first, last) = name.removeprefix("wsj_"), parts[split]
                 if not number.isdecimal() or not first <= int(number) <= last:
                     continue
-            yield Row(path, f"line {line}", ([word[0] for word in words],), to_iob2([word[-1] for word in words]))
+            rows.append((len(rows), line, [[word[0] for word in words], [word[-1] for word in words]]))
+    yield from tables_of(path, (WORDS, TAGS), rows)
 
 
-def _hub_tags(tag_column: str, name: str, raw: Dataset) -> Iterator[Row]:
-    """Read sentences, in which tags are numbers, and tokens of several words have the tag "_"."""
-    names = raw.features[tag_column].feature.names
-    for number, (words, tags) in enumerate(zip(raw[WORDS][:], raw[tag_column][:], strict=True), start=1):
-        kept = [at for at, tag in enumerate(tags) if names[tag] != "_"]
-        if kept:
-            yield Row(name, f"row {number}", ([words[at] for at in kept],), [names[tags[at]] for at in kept])
+def _tagged_row(words: Sequence[str], tags: Sequence[str]) -> tuple[tuple[list[str]], list[str]] | None:
+    """Return words with their tags, of which IOB1 becomes IOB2, without tokens of several words, whose tag is "_"."""
+    kept = [(word, tag) for word, tag in zip(words, tags, strict=True) if tag != "_"]
+    return (([word for word, _ in kept],), to_iob2([tag for _, tag in kept])) if kept else None
 
 
 _ENTITIES = ("O", *(f"{prefix}-{of}" for of in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
@@ -485,7 +455,7 @@ _UPOS = (
 _TAG_TASKS = (
     Source(
         Task(
-            "conll2003", "token-classification", (WORDS,), _ENTITIES, "entity_f1", "named entities in news",
+            "conll2003", TokenClassification(_ENTITIES), (WORDS,), "entity_f1", "named entities in news",
             ("entity_precision", "entity_recall", "accuracy"),
         ),
         ("conll2003",),
@@ -494,25 +464,23 @@ _TAG_TASKS = (
             "dev": (("eng.testa", "valid.txt", "dev.txt"),),
             "test": (("eng.testb", "test.txt"),),
         },
-        _tagged_rows, (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags"), revision=_CONVERTED,
+        (WORDS, TAGS), _read_tagged, _tagged_row, (("eriktks/conll2003",),), (WORDS, "ner_tags"), revision=_CONVERTED,
     ),
     Source(
         Task(
-            "ptb-pos", "token-classification", (WORDS,), _PTB_TAGS, "accuracy",
+            "ptb-pos", TokenClassification(_PTB_TAGS), (WORDS,), "accuracy",
             "parts of speech, sample of the Penn Treebank", ("f1_macro",),
         ),
-        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)),
-        partial(_tagged_rows, parts=_PTB_SPLITS),
+        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)), (WORDS, TAGS),
+        partial(_read_tagged, parts=_PTB_SPLITS), _tagged_row,
     ),
     Source(
         Task(
-            "ud", "token-classification", (WORDS,), _UPOS, "accuracy",
+            "ud", TokenClassification(_UPOS), (WORDS,), "accuracy",
             "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",),
         ),
-        ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS},
-        partial(table_rows, (WORDS,), "upos"),
-        (("universal-dependencies/universal_dependencies", "en_ewt"),), partial(_hub_tags, "upos"),
-        revision=_CONVERTED,
+        ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}, (WORDS, "upos"),
+        read_row=_tagged_row, hub=(("universal-dependencies/universal_dependencies", "en_ewt"),), revision=_CONVERTED,
     ),
 )  # fmt: skip
 
@@ -521,23 +489,18 @@ _TAG_TASKS = (
 _LANGUAGES = {"en": "English", "ro": "Romanian", "tr": "Turkish"}
 
 
-def _hub_wmt(source: str, target: str, name: str, raw: Dataset) -> Iterator[Row]:
-    for number, each in enumerate(raw["translation"][:], start=1):
-        yield Row(name, f"row {number}", (each[source],), each[target])
-
-
 def _wmt(source: str, target: str) -> Source:
     metric, *others = Translation.default_metrics
     about = f"translation, {_LANGUAGES[source]} to {_LANGUAGES[target]}, WMT16"
     names = {"train": ("train",), "dev": ("newsdev2016", "dev"), "test": ("newstest2016", "test")}
     both = (source, target)
     return Source(
-        Task(f"wmt16-{source}-{target}", Translation.kind, (source,), (), metric, about, tuple(others)),
+        Task(f"wmt16-{source}-{target}", Translation(), (source,), metric, about, tuple(others)),
         (f"{target}{source}", f"{source}{target}"),
         {split: tuple(tuple(f"{name}.{code}" for name in found) for code in both) for split, found in names.items()},
-        partial(table_rows, (SOURCE,), TARGET),
-        (("wmt/wmt16", "-".join(sorted(both, key=lambda code: code == "en"))),),
-        partial(_hub_wmt, source, target),
+        (SOURCE, TARGET),
+        hub=(("wmt/wmt16", "-".join(sorted(both, key=lambda code: code == "en"))),),
+        hub_columns=(f"translation.{source}", f"translation.{target}"),
         within="wmt16",
     )
 
@@ -593,7 +556,7 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
     mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.file_names]
     for split in dict.fromkeys([*splits, *mismatched]):
         if folder is None:
-            found[split] = source.dataset(source.rows_of_hub(split))
+            found[split] = source.dataset(source.tables_of_hub(split), source.hub_columns or source.columns, split)
             continue
         paths = source.files(folder, split)
         if len(paths) < len(source.file_names[split]):
@@ -603,10 +566,10 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
             raise AttendropError(f"the folder {str(folder)!r} has no {file}.")
         if source.task.type.generates:  # a text and its translation are in the same lines of two files
             paths = [Path(",".join(map(str, paths)))]
-        rows = [row for path in paths for row in source.read(path, split)]
-        if not rows:
+        tables = (table for path in paths for table in source.read_file(path, split))
+        found[split] = source.dataset(tables, source.columns, split)
+        if not len(found[split]):
             raise AttendropError(f"{paths[0]} has no row of {name} {split}.")
-        found[split] = source.dataset(rows)
     read_once.cache_clear()  # what was read is in data sets
     place = f"Hugging Face hub {source.hub[0][0]}" if folder is None else f"local folder {folder}"
     return TaskData(source.task, found, place)

@@ -16,7 +16,7 @@ import unicodedata
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, time
@@ -428,12 +428,21 @@ def _is_broken(value: Any) -> bool:
     return "\0" in value or not (value.isascii() or _SURROGATE.search(value) is None)
 
 
-def _tables(
-    path: Path, columns: Sequence[str], rows: Iterator[_Row], size: int | None, unit: str = "line", delimiter: str = ""
+def tables_of(
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[_Row],
+    size: int | None = None,
+    unit: str = "line",
+    delimiter: str = "",
 ) -> Iterator[Table]:
-    """Yield tables of at most ``size`` rows; columns grow by blocks, for many small lists take time and memory."""
+    """Yield tables of at most ``size`` rows, each with its number, line and values.
+
+    Columns grow by blocks, for many small lists take time and memory.
+    """
     import pandas as pd
 
+    rows = iter(rows)
     while True:
         index, lines, cells = list[int](), list[int](), [list[Any]() for _ in columns]
         while block := list(islice(rows, _BLOCK if size is None else min(_BLOCK, size - len(index)))):
@@ -522,7 +531,16 @@ def read_chunks(
         yield from _read_lines(files, (SOURCE, TARGET), size)
         return
     if str(path).startswith(HUB):
-        yield from _read_hub(str(path), size)
+        place, *given = str(path).removeprefix(HUB).split(":")
+        if len(given) > 2:
+            raise AttendropError(f"{path} is not of the form {HUB}NAME, {HUB}NAME:SPLIT or {HUB}NAME:CONFIG:SPLIT.")
+        try:
+            for part in read_hub([place, *given[:-1]], given[-1] if given else "train", size):
+                yield replace(part, path=Path(path))
+        except Exception as error:  # of any class: what is wrong with the name, the network or the files
+            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+            told = f"{path} cannot be loaded ({reason}); save it as .parquet, or correct the name."
+            raise AttendropError(told) from None
         return
     name, suffix = str(path), f".{format}" if format is not None else extension_of(files[0])
     path, bad, file = Path(path), bad or BadRows(), files[0]
@@ -662,7 +680,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
         records = _records(path, chain(first, lines), delimiter)
         header = _own_names(path, next(records, (0, []))[1])
         rows = _rows_of(path, header, records, bad, "a field that contains the separator must be quoted")
-        for table in _tables(path, header, rows, size, delimiter=delimiter):
+        for table in tables_of(path, header, rows, size, delimiter=delimiter):
             if joined := _joined_rows(table):
                 more = f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else ""
                 warnings.warn(
@@ -814,7 +832,7 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         fields = [(line, row if any(row[width:]) else row[:width]) for line, row in records]
         header = _own_names(path, header[:width])
         hint = "the first row with values must name every column"
-        yield from _tables(path, header, _rows_of(path, header, fields, bad, hint), size)
+        yield from tables_of(path, header, _rows_of(path, header, fields, bad, hint), size)
         return
 
 
@@ -864,7 +882,7 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
         while chunk := list(islice(rows, size)):
             columns = list(dict.fromkeys(chain(columns, *(row for _, _, row in chunk))))
             values = ((index, line, [row.get(name) for name in columns]) for index, line, row in chunk)
-            yield from _tables(path, columns, values, None, unit)
+            yield from tables_of(path, columns, values, None, unit)
 
 
 def _plain(value: Any) -> Any:
@@ -874,32 +892,25 @@ def _plain(value: Any) -> Any:
     return _cell(value) if isinstance(value, date | time) else value
 
 
-def _read_hub(name: str, size: int | None) -> Iterator[Table]:
+def read_hub(
+    names: Sequence[str], split: str, size: int | None = None, only: Collection[str] = (), **options: Any
+) -> Iterator[Table]:
     """Read a split of a data set of the hub, or in a local folder, as ``datasets.load_dataset`` names it.
 
-    Names are ``hub:NAME``, ``hub:NAME:SPLIT`` and ``hub:NAME:CONFIG:SPLIT``; the split is by default ``train``.
-    Numbers of classes, also in lists, become their names. Images and sounds are left out.
+    Numbers of classes, also in lists, become their names. Images and sounds are left out, and columns that are not
+    among those that are given.
     """
     import datasets
 
-    place, *given = name.removeprefix(HUB).split(":")
-    if len(given) > 2:
-        raise AttendropError(f"{name} is not of the form {HUB}NAME, {HUB}NAME:SPLIT or {HUB}NAME:CONFIG:SPLIT.")
-    try:
-        rows = datasets.load_dataset(place, *given[:-1], split=given[-1] if given else "train")
-    except Exception as error:  # of any class: what is wrong with the name, the network or the files
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise AttendropError(f"{name} cannot be loaded ({reason}); save it as .parquet, or correct the name.") from None
-
-    features = rows.features
-    kept = [key for key, each in features.items() if not hasattr(each, "decode_example") or hasattr(each, "int2str")]
-    names = {key: getattr(getattr(features[key], "feature", features[key]), "names", None) for key in kept}
+    rows = datasets.load_dataset(*names, split=split, **options)
+    features = {key: each for key, each in rows.features.items() if not only or key in only}
+    features = {key: of for key, of in features.items() if not hasattr(of, "decode_example") or hasattr(of, "int2str")}
     first = 0
-    for batch in rows.select_columns(kept).iter(size or max(len(rows), 1)):
-        columns = [list(map(_plain, batch[key])) for key in kept]
-        for column, classes in zip(columns, names.values(), strict=True):
-            if classes is not None:  # -1: there is none
-                every = [*classes, None]
+    for batch in rows.select_columns(list(features)).iter(size or max(len(rows), 1)):
+        columns = [list(map(_plain, batch[key])) for key in features]
+        for column, of in zip(columns, features.values(), strict=True):
+            if (classes := getattr(getattr(of, "feature", of), "names", None)) is not None:
+                every = [*classes, None]  # -1: there is none
                 column[:] = [
                     [every[number] for number in value]
                     if isinstance(value, list)
@@ -908,7 +919,7 @@ def _read_hub(name: str, size: int | None) -> Iterator[Table]:
                 ]
         found = ((row, row + 1, list(each)) for row, each in enumerate(zip(*columns, strict=True), start=first))
         first += len(columns[0])
-        yield from _tables(Path(name), kept, found, None, "row")
+        yield from tables_of(Path(names[0]), list(features), found, None, "row")
 
 
 def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
@@ -920,7 +931,7 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
             for batch in [file.read()] if size is None else file.iter_batches(size):
                 values = zip(*(map(_plain, column.to_pylist()) for column in batch.columns), strict=True)
                 rows = ((row, row + 1, list(each)) for row, each in enumerate(values, start=first))
-                yield from _tables(path, columns, rows, None, "row")
+                yield from tables_of(path, columns, rows, None, "row")
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
@@ -943,7 +954,7 @@ def _read_lines(files: Sequence[Path], columns: Sequence[str], size: int | None)
 
     with ExitStack() as stack:
         lines = [stack.enter_context(text_lines(file)) for file in files]
-        yield from _tables(Path(", ".join(map(str, files))), columns, rows(), size)
+        yield from tables_of(Path(", ".join(map(str, files))), columns, rows(), size)
 
 
 def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
@@ -957,7 +968,7 @@ def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
 
         pairs = ([_FASTTEXT.sub("", line).strip(), _FASTTEXT.findall(line)] for line in lines)
         rows = ((index, index + 1, pair) for index, pair in enumerate(pairs))
-        for table in _tables(path, ["text", "label"], rows, size):
+        for table in tables_of(path, ["text", "label"], rows, size):
             labels = table.column("label")
             if all(len(each) < 2 for each in labels):
                 labels = [next(iter(each), "") for each in labels]
@@ -1006,7 +1017,7 @@ def _read_conll(path: Path, size: int | None, bad: BadRows, *, of_treebank: bool
                     places = _CONLLU.values() if of_treebank else range(width)
                     yield index, line, [[word[at] for word in kept] for at in places]
 
-        yield from _tables(path, columns, rows(), size)
+        yield from tables_of(path, columns, rows(), size)
 
 
 _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {

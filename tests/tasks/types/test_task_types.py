@@ -26,7 +26,7 @@ from attendrop import ADDrop, regularize
 from attendrop.errors import AttendropError
 from attendrop.runs.inference import predict_outputs
 from attendrop.runs.model_card import usage_of
-from attendrop.tasks.base import TASK_TYPES, Task, encode_columns, get_task_type, task_type_of_model
+from attendrop.tasks.base import TASK_TYPES, Task, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.table import LABEL_TYPES, BadRows
 from attendrop.tasks.types.base import TaskType, row_array
@@ -53,7 +53,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {"translation": MarianConfig}
 @pytest.mark.parametrize("kind", TASK_TYPES, ids=lambda kind: kind.kind)
 def test_every_head_is_complete(kind: type[TaskType]) -> None:
     task_type = EXAMPLES[kind.kind]
-    assert get_task_type(task_type.kind, task_type.label_names) == task_type
+    assert type(task_type) is kind and kind(task_type.label_names) == task_type
     assert kind.label_type in LABEL_TYPES
     assert set(task_type.default_metrics) <= set(task_type.metrics)
     assert task_type.metrics[task_type.default_metrics[0]].selects
@@ -207,7 +207,7 @@ def test_labels_have_a_column_each(tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("label,meaning\nart,arts\n")
     given: dict[str, Any] = {"text_columns": ("text",), "label_column": "sport, music,art"}
     found = load_files(train_file=tmp_path / "a.csv", **given)
-    assert found.task.kind == "multi-label-classification" and found.task.label_names == LABEL_HEAD.label_names
+    assert found.task.type.kind == "multi-label-classification" and found.task.label_names == LABEL_HEAD.label_names
     assert found.splits["train"]["label"][:] == EXPECTED
     mapped = load_files(train_file=tmp_path / "a.csv", label_map=tmp_path / "map.csv", **given)
     assert mapped.task.label_names == ("arts", "music", "sport")
@@ -239,7 +239,7 @@ def test_a_linear_model_of_each_label() -> None:
 
 
 CHOICE_HEAD = MultipleChoice(("A", "B", "C"))
-CHOICE_TASK = Task("files", "multiple-choice", ("question", "choices"), CHOICE_HEAD.label_names, "accuracy", "a test")
+CHOICE_TASK = Task("files", CHOICE_HEAD, ("question", "choices"), "accuracy", "a test")
 QUESTIONS = ["the cat sees", "a dog hears the red bird", "the bird"]
 CHOICE_TEXTS = [["a dog", "not a bird", "the"], ["cat", "the good red cat", "a", "near and far"], ["bad", "good"]]
 
@@ -330,7 +330,7 @@ def test_choices_in_a_list_with_numbers_as_labels(tmp_path: Path) -> None:
 # Translation ----------------------------------------------------------------------------------------------------------
 
 
-TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), {"max_new_tokens": 6})
+TASK = Task("files", Translation(max_new_tokens=6), ("text",), "bleu", "", ("chrf", "neg_log_loss"))
 PAIRS = [tiny_translators.pair(number) for number in range(5)]
 
 

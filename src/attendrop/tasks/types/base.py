@@ -220,17 +220,20 @@ logits = model(**inputs).logits"""
         """Make the kind for the labels in a column of the training file, which :meth:`read_names` reads.
 
         Raises:
-            AttendropError: No model can be trained on these labels.
+            AttendropError: No model can be trained on these labels, such as a single class.
         """
-        return cls()
+        if not any(cls.label_noun):
+            return cls()
+        names = {name for value in train.column(column) for name in cls.read_names(value)}
+        if len(names) < 2:
+            found = "".join(f"only one {cls.label_noun[1]}, {name!r}" for name in names) or f"no {cls.label_noun[1]}"
+            raise AttendropError(f"{train.path} has {found}; training needs at least two.")
+        return cls(tuple(cls.in_order(names)))
 
     @classmethod
-    def of_names(cls, names: Sequence[str], where: object) -> Self:
-        """Make the kind with the names in training files, for :meth:`from_labels`; refuse fewer than two."""
-        if len(names) < 2:
-            found = f"only one {cls.label_noun[1]}, {names[0]!r}" if names else f"no {cls.label_noun[1]}"
-            raise AttendropError(f"{where} has {found}; training needs at least two.")
-        return cls(tuple(names))
+    def in_order(cls, names: Collection[str]) -> list[str]:
+        """Sort the names in labels, whose places are their ids."""
+        return sorted(names)
 
     @cached_property
     def label_ids(self) -> dict[str, int]:
@@ -424,8 +427,16 @@ logits = model(**inputs).logits"""
         """Metrics by name; the names are those of scikit-learn's scorers where it has them."""
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str | float, Array] | None:
-        """Return the best constant prediction, given the references of training, and outputs that make it; or None."""
-        return None
+        """Return the best constant prediction, given the references of training, and outputs that make it.
+
+        By default, it is the most common name, of each row or of each word in it; None if labels have no names.
+        """
+        if not self.label_names:
+            return None
+        counts = np.array(list(self.counted(train).values()))
+        rows = [np.tile(np.log(counts + 1), (*np.shape(row), 1)) for row in references]
+        answer = self.shown_label(counts.argmax())
+        return answer, row_array(rows) if references.dtype == object else np.array(rows).reshape(len(rows), len(counts))
 
     def ids_in(self, label: Any) -> Iterable[int]:
         """Return the ids of the names in a label."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -138,12 +138,10 @@ class Classification(SequenceType):
         return [read_class(value)]
 
     @classmethod
-    def from_labels(cls, train: Table, column: str) -> Self:
-        """Make the kind whose classes are the labels: integers by value, then text; ``1`` and ``1.0`` are the same."""
-        found = set(map(read_class, train.column(column)))
-        whole = {name for name in found if number_form(name) == "whole"}
-        names = sorted(found, key=lambda name: (name not in whole, int(name) if name in whole else 0, name))
-        return cls.of_names(names, train.path)
+    def in_order(cls, names: Collection[str]) -> list[str]:
+        """Sort integers by value, then text."""
+        whole = {name for name in names if number_form(name) == "whole"}
+        return sorted(names, key=lambda name: (name not in whole, int(name) if name in whole else 0, name))
 
     def label_of(self, names: Sequence[str]) -> int:
         (found,) = super().label_of(names)
@@ -172,10 +170,6 @@ class Classification(SequenceType):
     @property
     def metrics(self) -> Mapping[str, Metric]:
         return _OF_CLASSES | _OF_TWO_CLASSES if len(self.label_names) == 2 else _OF_CLASSES
-
-    def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        counts = np.bincount(train, minlength=self.num_classes)
-        return self.label_names[counts.argmax()], np.tile(np.log(counts + 1), (len(references), 1))
 
 
 # Several labels -------------------------------------------------------------------------------------------------------
@@ -227,12 +221,6 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         if "" in names:
             raise BadValue(f"label {names.index('') + 1} of {written(value)!r} is empty")
         return names
-
-    @classmethod
-    def from_labels(cls, train: Table, column: str) -> Self:
-        """Make the kind whose labels are those of the training file, in alphabetical order."""
-        names = sorted({name for value in train.column(column) for name in label_names(value)})
-        return cls.of_names(names, f"{train.path}, column {column!r},")
 
     def label_of(self, names: Sequence[str]) -> list[int]:
         ids = super().label_of(names)
@@ -480,10 +468,6 @@ answer = choices[logits.argmax()]"""
             answer = {"label": self.shown_label(best), "probability": shares[best]}
             rows.append(answer | ({"probabilities": shares} if probabilities else {}))
         return rows
-
-    def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        counts = np.bincount(train, minlength=len(self.label_names))
-        return self.shown_label(counts.argmax()), row_array([np.log(counts + 1)] * len(references))
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(question, *choices) for question, choices in zip(rows["question"][:], rows["choices"][:], strict=True)]

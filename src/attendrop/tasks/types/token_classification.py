@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
@@ -97,12 +97,10 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return read_list(value, "tag")
 
     @classmethod
-    def from_labels(cls, train: Table, column: str) -> Self:
-        """Make the kind whose tags are those of the training file: "O" first, then by type and prefix."""
-        names = {tag for value in train.column(column) for tag in read_list(value, "tag")}
+    def in_order(cls, names: Collection[str]) -> list[str]:
+        """Sort tags of entities by type and prefix, after "O"."""
         by_type = are_entity_tags(names)
-        ordered = sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
-        return cls.of_names(ordered, train.path)
+        return sorted(names, key=lambda tag: (tag != OUTSIDE, tag[2:], tag) if by_type else (tag,))
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
         found: list[int] = super().read_label(value)
@@ -249,11 +247,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             **{name: Metric(of_sums=(counts, score)) for name, score in named},
         }
 
-    def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        logits = np.log(np.bincount(np.concatenate(list(train)), minlength=len(self.label_names)) + 1)
-        answer = self.label_names[logits.argmax()]
-        return answer, row_array([np.tile(logits, (len(row), 1)) for row in references])
-
     # Reports on data --------------------------------------------------------------------------------------------------
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
@@ -311,7 +304,7 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
                 problem = str(bad)
         if not kinds:
             raise AttendropError(f"{train.path} has no row with spans that can be read: {problem}.")
-        return cls.of_names([OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BI")], train.path)
+        return cls((OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BI")))
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
         assert inputs is not None
