@@ -336,6 +336,8 @@ def test_the_given_model_stays_as_it_was() -> None:
         ("2, 0", None, (0, 2)),
         ("[2]", None, (2,)),
         ((2, 1, 2), None, (1, 2)),
+        (0, None, ()),  # no ranking decides
+        ("3", None, (0, 1, 2)),
         *((malformed, None, None) for malformed in ("", "-1", True, None, "0,x", ">=1.5", [True], ["0"])),
     ],
     ids=repr,

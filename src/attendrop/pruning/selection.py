@@ -174,22 +174,24 @@ def prune(
     if isinstance(model, PrunedModel):
         raise AttendropError("The model is pruned already; train its to_stock(), and prune that.")
     attention_layers = prunable_layers(model)
-    found = list(batches or ())
-    if not found and (
-        (selection.auto and score is None) or (selection.by_importance(len(attention_layers)) and pi is None)
-    ):
+    selection.check(len(attention_layers))
+    found, ranks = list(batches or ()), pi is None and selection.by_importance(len(attention_layers))
+    if not found and (ranks or (selection.auto and score is None)):
         raise AttendropError(
             "Pass labelled batches that were not trained on: on them layers='auto' and the importance of layers are "
             "measured."
         )
-    light, trials = prune_selected(
-        model,
-        selection,
-        pi,
-        lambda: importance(model, attention_layers, found),
-        partial(loss_score, found) if score is None else score,
-        tolerance,
-    )
+    harm = importance(model, attention_layers, found) if ranks else None
+    if pi is not None and selection.layers is None:
+        keys = [layer.key for layer in attention_layers]
+        fractions = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
+        if len(pi) != len(keys) or not fractions.keys() >= set(keys):
+            raise AttendropError(
+                f"pi has {counted(len(pi), 'layer')}, the model {len(keys)}: it must have one fraction for each."
+            )
+        harm = [-fractions[key] for key in keys]
+    judge = partial(loss_score, found) if score is None else score
+    light, trials = prune_selected(model, selection, harm, judge, tolerance)
     undecided = undecided_message(trials, len(light.layers), tolerance)
     if undecided is not None:
         logger.warning(undecided)
@@ -228,26 +230,28 @@ def parse_selection(layers: str | int | Sequence[int], tolerance: float) -> Laye
 def prune_selected(
     model: Any,
     selection: LayerSelection,
-    pi: Mapping[str, float] | Sequence[float] | None,
-    measure_importance: Callable[[], Sequence[float]],
+    harm: Sequence[float] | None,
     judge: Judge,
     tolerance: float,
 ) -> tuple[PrunedModel, list[Trial]]:
     """Decide which layers to prune, and prune them, see :func:`prune`; also return the trials of ``auto``.
 
-    Without ``pi``, ``measure_importance`` ranks the layers. For ``auto``, ``judge`` scores models.
+    Layers are pruned in the order of ``harm``, lowest first: of the loss without each, or of minus the fraction that a
+    method learnt to drop, which a threshold is on; None if it does not matter. For ``auto``, ``judge`` scores models.
     """
-    attention_layers = prunable_layers(model)
-    selection.check(len(attention_layers))
     chosen: Sequence[int]
     if selection.layers is not None:
         chosen = selection.layers
     elif selection.threshold is not None:
-        fractions = _drop_fractions(pi, attention_layers)
-        chosen = [number for number, fraction in enumerate(fractions) if fraction >= selection.threshold]
+        if harm is None:
+            raise AttendropError(
+                "A threshold is on pi, the fraction of a layer that a method learnt to drop, and there is none here. "
+                "Prune by count, or 'auto'."
+            )
+        chosen = [number for number, each in enumerate(harm) if -each >= selection.threshold]
     else:
-        harm = measure_importance() if pi is None else [-each for each in _drop_fractions(pi, attention_layers)]
-        chosen = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))[: selection.count]
+        harm = [0.0] * len(prunable_layers(model)) if harm is None else harm
+        chosen = sorted(range(len(harm)), key=lambda number: (harm[number], -number))[: selection.count]
     best = PrunedModel(mask_layers(model, [] if selection.auto else chosen))
     trials: list[Trial] = []
     if selection.auto:  # prune an increasing number of layers, and keep the largest within the tolerance
@@ -338,21 +342,3 @@ def _predictions(judge: Judge, model: PrunedModel) -> Predictions:
     if values.ndim:
         return Predictions(values, values, lambda _, values: float(values.mean()))
     return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))
-
-
-def _drop_fractions(
-    pi: Mapping[str, float] | Sequence[float] | None, attention_layers: Sequence[AttentionLayer]
-) -> list[float]:
-    if pi is None:
-        raise AttendropError(
-            "A threshold is on pi, the fraction of a layer that a method learnt to drop, and there is none here. Prune "
-            "by count, or 'auto'."
-        )
-    keys = [layer.key for layer in attention_layers]
-    fractions = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
-    missing = [key for key in keys if key not in fractions]
-    if missing or len(pi) != len(keys):
-        raise AttendropError(
-            f"pi has {counted(len(pi), 'layer')}, the model {len(keys)}: it must have one fraction for each."
-        )
-    return [fractions[key] for key in keys]

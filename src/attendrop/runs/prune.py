@@ -146,7 +146,7 @@ def _pruned(
     if chosen and chosen_on == "dev" and run.config.protocol != "paper":
         logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     if ranking is None:  # a threshold is refused without one
-        pi, harm, measure = None, {}, "loss with this layer constant"
+        harm, measure = dict[str, float](), "loss with this layer constant"
         if selection.threshold is None:
             told = "Ranking %d layers by the loss without each, on %d rows of %s."
             logger.info(told, len(attention_layers), rows, chosen_on)
@@ -154,15 +154,15 @@ def _pruned(
             losses = importance(run.model, attention_layers, _batches(run, by_length, run.config.eval_batch_size))
             harm = {layer.key: loss for layer, loss in zip(attention_layers, losses, strict=True)}
     else:  # nothing is known of layers that the method did not see
-        pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
+        harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
         measure = f"fraction that the {ranking.ranked_by} drops"
     if selection.auto:
         logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, chosen_on)
+    in_order = [value if ranking is None else -value for value in harm.values()]
     light, trials = prune_selected(
         run.model,
         selection,
-        pi,
-        lambda: list(harm.values()),
+        in_order or None,
         lambda candidate: run.predictions(chosen_on, run.outputs(chosen_on, candidate.model)),
         tolerance,
     )
