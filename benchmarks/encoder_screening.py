@@ -14,6 +14,8 @@ import csv
 import json
 import os
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,9 @@ from attendrop.runs.data import divide, load_data
 from attendrop.runs.inference import frozen_features
 from attendrop.runs.model_loading import load_for
 from attendrop.studies.screening import cross_validated
-from attendrop.studies.statistics import ALPHA
+from attendrop.studies.statistics import ALPHA, paired_difference
 from attendrop.tasks.base import encode
-from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.metrics import RowScores, compute_scores
 from attendrop.tasks.splits import groups_of, subset
 from attendrop.tasks.tokenization import columns_of
 
@@ -124,6 +126,28 @@ def table(runs: list[dict[str, Any]]) -> str:
     return groups.mean().assign(draws=groups["draws"].sum()).round(3).to_string()
 
 
+def after_fine_tuning() -> Iterator[str]:
+    """Yield a table of both encoders on the same draws of step 6: five rows a class, with names of classes."""
+    kept = []
+    for name in ("6_label_names_mpnet", "6_label_names"):
+        lines = (FILE.parents[1] / name / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+        kept.append([json.loads(line) for line in lines])
+    yield "| data | method | draws | all-mpnet-base-v2 | MiniLM | difference |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for data, method in product(("banking77", "hwu64"), ("finetune", "ad-drop")):
+        found = [
+            {run["seed"]: RowScores.from_dict(run["row_scores"]).values for run in runs if run["method"] == method
+             and run["run"]["train_file"].startswith(data) and run["run"].get("shots") == 5
+             and run["run"].get("label_names") == "auto" and "label_map" not in run["run"]}
+            for runs in kept
+        ]  # fmt: skip
+        draws = sorted(found[0].keys() & found[1].keys())
+        large, small = (np.stack([of[draw] for draw in draws]).astype(float) for of in found)
+        of = paired_difference(large.mean(axis=1), small.mean(axis=1), large - small, large.shape[1]).mean
+        shown = f"{of.value:+.3f} [{of.low:+.3f}, {of.high:+.3f}]" if len(draws) > 1 else f"{of.value:+.3f}"
+        yield f"| {data} | {method} | {len(draws)} | {large.mean():.3f} | {small.mean():.3f} | {shown} |"
+
+
 def main() -> None:
     """Run from the command line."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +159,7 @@ def main() -> None:
             for asked in (each for each in every if each not in done):
                 runs.append(screened(*asked, models=sys.argv[2:], features=features))
                 print(json.dumps(runs[-1]), file=lines, flush=True)
-    print(table(runs))
+    print(table(runs), *after_fine_tuning(), sep="\n")
 
 
 if __name__ == "__main__":
