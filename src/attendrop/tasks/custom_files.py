@@ -113,8 +113,8 @@ def load_files(
             if max(counts.values(), default=1) == 1:  # an empty value is no group
                 warnings.warn(f"{where} has no value twice: no rows are grouped.", stacklevel=2)
     if group_column is not None and "dev" in splits:
-        known = set(filter(None, splits["train"][GROUP]))
-        if number := sum(value in known for value in splits["dev"][GROUP]):
+        trained_on = set(filter(None, splits["train"][GROUP]))
+        if number := sum(value in trained_on for value in splits["dev"][GROUP]):
             warnings.warn(
                 f"{number} of {counted(len(tables['dev']), 'row')} of {eval_file} are of a group that training rows "
                 f"are of, by {group_column!r}: scores and intervals are not those of new groups.",
