@@ -16,10 +16,11 @@ from helpers.training import trainer_of, weights
 from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, SuperT, regularize
-from attendrop.extend import Batch, Method, MethodInfo, StepContext
-from attendrop.methods.ad_drop import Recorder, RowMask
+from attendrop.extend import AttentionCall, AttentionLayer, Batch, Method, MethodInfo, StepContext
+from attendrop.methods.ad_drop import Recorder, RowMask, RowPass
 from attendrop.methods.consistency import repeat_rows
 from attendrop.methods.core.context import Processes
+from attendrop.randomness.device_path import few_kernels
 from attendrop_methods import SAM
 
 ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
@@ -107,7 +108,17 @@ def test_records_depend_neither_on_padding_nor_on_micro_batches_nor_on_checkpoin
             checkpoint_activations(model)
         found.append(record(model, ADDrop(p=0.4, q=1.0, **ON), *batches))
         assert_equal(found[0], found[-1])
+    with few_kernels():  # as on a GPU
+        assert_equal(found[0], record(zoo.build(name, dtype=torch.float64), ADDrop(p=0.4, q=1.0, **ON), padded))
     assert any(mask.any() for masks in found[0].values() for mask in masks.values())
+
+
+def test_the_sizes_of_rows_are_not_known_where_keys_of_a_prefix_come_first() -> None:
+    calls = [
+        AttentionCall(AttentionLayer("", "decoder", 0), (1, 2, 3, keys), None, torch.device("cpu")) for keys in (3, 5)
+    ]
+    sizes = [RowPass({}, [0], hidden=False).sizes(call) for call in calls]
+    assert sizes == [[(3, 3)], None]
 
 
 def test_a_row_is_known_wherever_it_comes_next() -> None:

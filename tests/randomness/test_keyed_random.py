@@ -152,6 +152,9 @@ def test_candidates_of_one_row(row: list[float], p: float, direction: str, expec
     assert lowest.mask.flatten().tolist() == [True, True, False]  # still spares the highest
     for count, fraction, share in ((10, 1 - 0.9, 1), (3, 1 - 0.7, 0), (100, 1 - 0.99, 1), (0, 0.5, 0)):
         assert floor_fraction(torch.tensor(count), fraction) == share
+    ten = torch.arange(10.0).view(1, 1, 1, 10)
+    for valid in (None, torch.ones(1, 1, 1, 10, dtype=torch.bool)):  # 10 * (1 - 0.8) is 2
+        assert candidate_region(ten, valid, 0.8).mask.sum() == 8
 
 
 @st.composite

@@ -148,9 +148,15 @@ def test_without_evaluation_data_a_quarter_is_held_out_and_too_few_rows_accept_n
         ({"protocol": "paper"}, "accept needs evaluation rows on which nothing else is chosen"),
         ({"method": "attendout", "options": {"reward_data": "eval"}}, "reward_data='eval' uses the evaluation rows"),
         ({"label_type": "number", "eval_file": None}, "accept is for one class a row|accept is for classification"),
+        (
+            {"label_type": "number", "eval_file": None, "accept": None, "class_weights": "balanced"},
+            "class-weights is for one class a row; the labels are numbers",
+        ),
     ],
 )
-def test_what_cannot_be_promised_is_refused(files: Path, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_promised_or_has_no_classes_is_refused(
+    files: Path, options: dict[str, Any], message: str
+) -> None:
     tiny.write_csv(files / "numbers.csv", [0.5, 1.5] * 20)
     if "label_type" in options:
         options = options | {"train_file": str(files / "numbers.csv")}

@@ -11,9 +11,10 @@ import pytest
 from helpers import tiny
 
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig, read_run_file, run_file
+from attendrop.runs.config import RunConfig, Source, read_run_file, run_file
 from attendrop.runs.data import Parts, resolve_run
 from attendrop.runs.data import sampled_rows as sampled
+from attendrop.runs.inference import evaluate
 from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
@@ -110,6 +111,13 @@ def test_they_are_rows_like_others_of_a_model(options: dict[str, Any], named: Pa
     assert found["data"]["report"]["parts"] == without["data"]["report"]["parts"]
     assert found["baseline"] == without["baseline"]
     assert tiny.weights_of(named / "auto") != tiny.weights_of(named / "none")
+
+
+def test_a_report_compares_errors_with_real_training_rows_only(named: Path) -> None:
+    train(config(named, "run", max_steps=1))
+    (named / "new.csv").write_text("text,label\n" + "".join(f"bad dog,{name}\n" for name in NAMES))
+    found = evaluate(str(named / "run"), Source(file=str(named / "new.csv")), report=True)["report"]["errors"]
+    assert len(found) == 2 and all(error["nearest"]["text"] != "bad dog" for error in found)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("frozen", 3), ("tfidf", 3), ("majority", None)])

@@ -111,7 +111,7 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
         seen.append((len(labels), num_classes))
         return balanced_loss(labels, num_classes)
 
-    monkeypatch.setattr("attendrop.runs.run_trainer.balanced_loss", balanced)
+    monkeypatch.setattr("attendrop.runs.prune.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)] and found["pruned"]["recover_epochs"] == 1
     before, after = attendrop.load(files / "run"), attendrop.load(files / "out")

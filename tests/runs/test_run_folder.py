@@ -307,6 +307,10 @@ def test_a_finished_run_is_finished_and_a_changed_one_is_not_resumed(
     with pytest.raises(AttendropError, match="began with eval_file="):
         train(dataclasses.replace(config, eval_file=str(other)), resume=True)
     shutil.rmtree(other.parent)
+    renamed = Path(str(config.eval_file)).rename(other.parent.parent / "renamed.csv")  # perhaps other rows
+    with pytest.raises(AttendropError, match="began with eval_file="):
+        train(dataclasses.replace(config, eval_file=str(renamed)), resume=True)
+    renamed.rename(str(config.eval_file))
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"config": record["config"] | {"model": "a-hub/id"}}))
     with pytest.raises(AttendropError, match="began with model='a-hub/id', not "):

@@ -110,6 +110,9 @@ def test_other_columns_in_front_of_texts_are_compared_with_none(folder: Path, ru
     found = [(spec.method, spec.config.with_columns) for spec in runner.asked]
     assert found == [("finetune", ("sentence2",)), ("mixout", ("sentence2",)), ("finetune", None)] * 2
     assert planned == [6] and "finetune without sentence2" in [row.label for row in outcome.answer.rows]
+    run_by(Runner(lambda spec: None if spec.method == "finetune" and spec.config.with_columns else 0.5))
+    with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
+        run_comparison(replace(asked, config=config))
 
 
 def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: Any) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.entities import are_spans, read_spans, span_tags, tagged_spans, words_of
+from attendrop.tasks.entities import are_spans, read_spans, span_tags, standard_tags, tagged_spans, words_of
 from attendrop.tasks.inspection import check_files, inspect_files
 from attendrop.tasks.table import BadRows, BadValue
 from attendrop.tasks.types.token_classification import EntitySpans, entities
@@ -137,6 +137,13 @@ def test_tags_in_no_scheme_are_told(tags: str, bare: str, tmp_path: Path) -> Non
     (tmp_path / "a.conll").write_text("\n".join(f"word {tag}" for tag in tags.split()))
     found = inspect_files(tmp_path / "a.conll")
     assert f"tags such as '{bare}' do not say where entities begin" in found.notes[0] and len(found.tags) == 3
+
+
+def test_short_entities_in_bmes_are_read_as_the_model_has_them() -> None:
+    """Without an M they look like IOBES."""
+    short = ("O", "B-PER", "E-PER", "S-LOC")
+    assert standard_tags(short, ("O", "B-LOC", "B-PER", "I-PER")) == {"E-PER": "I-PER", "S-LOC": "B-LOC"}
+    assert standard_tags(short, short) == {}
 
 
 @pytest.mark.parametrize("name", SCHEMES)

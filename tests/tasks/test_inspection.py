@@ -137,12 +137,24 @@ def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
     file.write_text("text;label\n" + "".join(f"the cat sees;{label}\n" for label in labels * 2))
     (tmp_path / "map.csv").write_text('label,meaning\n"0,5",low\n"1,5",high\n')
     options = GIVEN | ({"label_map": tmp_path / "map.csv"} if "low" in counts else {})
-    data = load_files(train_file=file, **options)
+    with pytest.warns(UserWarning, match="with a decimal comma") if "low" not in counts else nullcontext():
+        data = load_files(train_file=file, **options)
     found = check_files(str(file), None, **options)
     assert found is not None and (found.labels, found.label_type) == (counts, "class" if names else "number")
     assert data.task.label_names == names
     (chunk,) = stream_file(file, **options, task_type=data.task.type, size=9, bad=BadRows())
     assert chunk.columns["label"] == data.splits["train"]["label"][:]
+
+
+def test_a_repeated_header_is_told_and_rows_that_are_all_skipped_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nx one,pos\ny two,neg\ntext,label\nz three,pos\n")
+    with pytest.warns(UserWarning, match="the label 'label' .*line 4.* is also the name of the column"):
+        load_files(train_file=tmp_path / "a.csv", **GIVEN)
+    (tmp_path / "b.csv").write_text("text,late,broken\nx one,x,\ny two,,x\n")
+    with pytest.raises(AttendropError, match=r"has no valid row: all were skipped, the first .*'x' does not say"):
+        load_files(train_file=tmp_path / "b.csv", **(GIVEN | {"label_column": "late,broken"}), skip_bad_rows=True)
+    with pytest.raises(AttendropError, match="has no valid row"):
+        inspect_files(tmp_path / "b.csv", label_column="late,broken")
 
 
 TEXTS = ["Anna moved to Porto in May.", "Bob stayed in Lyon today.", "nobody came to Graz then."]

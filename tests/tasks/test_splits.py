@@ -159,6 +159,9 @@ def test_classes_of_too_few_texts_are_kept_and_refused_where_they_are_most() -> 
     signs = Dataset.from_dict({"text": ["?" * (1 + n) for n in range(10)], "label": [0, 1] * 5})
     with pytest.raises(AttendropError, match="texts that have words"):
         hold_out_like(signs, TASK, 0.25, seed=0)
+    alike = [f"{words}{sign}" for words in ("hello world", "bye now") for sign in ("", "!", ".", "?")]
+    with pytest.raises(AttendropError, match="the texts of a class are all alike"):
+        hold_out_like(Dataset.from_dict({"text": alike, "label": [0] * 4 + [1] * 4}), TASK, 0.25, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -380,6 +383,9 @@ def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
             load_files(train_file=train, **(options | {"eval_file": file}), group_column="customer")
     found = load_files(train_file=train, **(options | {"eval_file": None}), group_column="customer")
     assert found.splits["train"][GROUP][:] == ["x", "x", ""] * 9
+    seen = write(tmp_path / "e.csv", ["x", "new", "", "new"], key=1)
+    with pytest.warns(UserWarning, match="1 of 4 rows of .*e.csv are of a group that training rows are of"):
+        load_files(train_file=train, **(options | {"eval_file": seen}), group_column="customer")
     single = write(tmp_path / "d.csv", [str(n) for n in range(9)])
     with pytest.warns(UserWarning, match="has no value twice: no rows are grouped"):
         load_files(train_file=single, **(options | {"eval_file": None}), group_column="customer")

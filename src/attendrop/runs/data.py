@@ -498,8 +498,10 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     """
     data = load_data(config)
     task_type, found = data.task.type, config.filled(**(decided or {}))
-    if asked := [name for name in ("calibrate", "accept") if getattr(config, name) and not task_type.num_classes]:
-        raise AttendropError(f"{asked[0]} is for one class a row; the labels are {task_type.labels_are}: omit it.")
+    asked = [name for name in ("calibrate", "accept", "class_weights") if getattr(config, name)]
+    if asked and not task_type.num_classes:
+        option = asked[0].replace("_", "-")
+        raise AttendropError(f"{option} is for one class a row; the labels are {task_type.labels_are}: omit it.")
     if config.accept is not None and "dev" not in data.splits and not config.test_fraction:
         raise AttendropError("accept needs evaluation rows, and this task has none; give your own file.")
     # The rows.

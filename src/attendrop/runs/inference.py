@@ -504,7 +504,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         try:
             if model.options:
                 config = RunConfig(**model.options, output_dir=model.folder)
-                train = divide(config, load_data(config)).train
+                train = divide(config, load_data(config)).real.train
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)

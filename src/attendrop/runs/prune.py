@@ -32,7 +32,7 @@ from attendrop.pruning.selection import (
 from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
-from attendrop.runs.run_trainer import RunTrainer, run_loss, scored_run, set_scores, training_arguments
+from attendrop.runs.run_trainer import RunTrainer, balanced_loss, scored_run, set_scores, training_arguments
 from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode
@@ -182,7 +182,9 @@ def _pruned(
                 train_dataset=encoded,
                 data_collator=run.task.type.collator(run.tokenizer),
                 processing_class=run.tokenizer,
-                compute_loss_func=run_loss(run.config, run.task, encoded["labels"][:]),
+                compute_loss_func=None
+                if run.config.class_weights is None
+                else balanced_loss(encoded["labels"][:], run.task.type.num_classes),
                 callbacks=list(callbacks),
             )
             trainer.train()

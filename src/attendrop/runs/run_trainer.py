@@ -283,15 +283,6 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
     return loss
 
 
-def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
-    """Make the ``compute_loss_func`` of a run; None for the model's own loss."""
-    if config.class_weights is None:
-        return None
-    if not task.type.num_classes:
-        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.type.labels_are}.")
-    return balanced_loss(labels, task.type.num_classes)
-
-
 # Metrics --------------------------------------------------------------------------------------------------------------
 
 

@@ -272,7 +272,9 @@ def fit(
         processing_class=tokenizer,
         compute_metrics=lambda found: scores(found, selection),
         compute_reward_metrics=lambda found: scores(found, {"labels": found.label_ids}),
-        compute_loss_func=run_trainer.run_loss(config, task, encoded.train["labels"][:]),
+        compute_loss_func=None
+        if config.class_weights is None
+        else run_trainer.balanced_loss(encoded.train["labels"][:], task.type.num_classes),
         task_type=task.type,
         callbacks=[*own, *callbacks],
     )

@@ -244,7 +244,7 @@ def run_comparison(
         # Train all methods with each seed, and compare them.
         settings = defaults | {label: choose(each) for label, each in trials.items()}
         results = perform(final_runs(comparison, settings))
-        plain = [each for each in results if each.spec.method == REFERENCE]
+        plain = [each for each in results if each.spec.method == REFERENCE and not each.spec.label]
         if not any(each.metrics for each in plain):
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
         found = answer([each.run for each in results])

@@ -112,6 +112,14 @@ def load_files(
                 raise AttendropError(f"{where} has a single value, {values[0]!r}; name another.")
             if max(counts.values(), default=1) == 1:  # an empty value is no group
                 warnings.warn(f"{where} has no value twice: no rows are grouped.", stacklevel=2)
+    if group_column is not None and "dev" in splits:
+        known = set(filter(None, splits["train"][GROUP]))
+        if number := sum(value in known for value in splits["dev"][GROUP]):
+            warnings.warn(
+                f"{number} of {counted(len(tables['dev']), 'row')} of {eval_file} are of a group that training rows "
+                f"are of, by {group_column!r}: scores and intervals are not those of new groups.",
+                stacklevel=2,
+            )
     if ood_column is not None:
         splits["train"][OOD_VALUES] = ["" if is_missing(v) else str(v) for v in tables["train"].column(ood_column)]
     grouped, looks_grouped = [each for each in found.group_columns if each.name not in (with_columns or ())], ""

@@ -109,8 +109,10 @@ def tagged_spans(text: str, found: Collection[tuple[str, int, int]]) -> list[dic
 # Tags -----------------------------------------------------------------------------------------------------------------
 
 
-def standard_tags(tags: Collection[str]) -> dict[str, str]:
+def standard_tags(tags: Collection[str], known: Collection[str] = ()) -> dict[str, str]:
     """Return what tags of entities in other schemes are in IOB2, such as ``{"U-PER": "B-PER"}``; IOBES stays.
+
+    ``known`` are the tags of a model: if they are in IOB2, so is what looks like IOBES, as BMES without an M does.
 
     Read are BILUO, BMES and BMEWO, ``B_PER``, ``PER-B``, and other signs for words outside of entities. Empty for tags
     in IOB1, IOB2 or IOBES, and for tags that mark no entities.
@@ -121,7 +123,8 @@ def standard_tags(tags: Collection[str]) -> dict[str, str]:
         letters = {match[prefix].upper() for match in found}
         if not outside or not found or len(found) < len(others) or not letters & set("BISUW"):
             continue
-        to_iob2 = _IOB2 if letters & set("LUMW") else {}
+        of_model = are_entity_tags(known) and not any(tag.startswith(("E-", "S-")) for tag in known)
+        to_iob2 = _IOB2 if of_model or letters & set("LUMW") else {}
         standard = {m[0]: f"{to_iob2.get(m[prefix].upper(), m[prefix].upper())}-{m[kind]}" for m in found}
         standard |= dict.fromkeys(outside, OUTSIDE)
         return {tag: new for tag, new in standard.items() if tag != new}
@@ -167,7 +170,7 @@ def as_iob2(
         for table in tables
     ]
     names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
-    standard = standard_tags(names)
+    standard = standard_tags(names, known)
     are_entities = are_entity_tags(known or [standard.get(tag, tag) for tag in chain(*written_tags[0])])
     if OUTSIDE in names and len(names) > 1 and not are_entities:
         bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))

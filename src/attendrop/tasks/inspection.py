@@ -303,6 +303,13 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
         numbers = [number_form(point) in ("whole", "decimal") for point in points]
         pairs = zip(labels, numbers, strict=True)
         if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
+            commas = ((text, point) for text, point in zip(texts, points, strict=True) if "," in text)
+            if label_type == "auto" and (first := next(commas, None)):
+                warnings.warn(
+                    f"{table.path}, column {column!r}: labels such as {first[0]!r} are read as {first[1]}, with a "
+                    "decimal comma; set --label-type class or labels if they are none.",
+                    stacklevel=2,
+                )
             read = zip(labels, points, numbers, strict=True)
             table = table.with_column(column, [point if number else value for value, point, number in read])
     return table
@@ -336,6 +343,11 @@ def read_meanings(
                 f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
             )
     tables = [as_meant(table, column, meanings, label_type, bad) for table in tables]
+    if len(train) and not len(tables[0]):
+        first = bad.skipped[0]
+        raise AttendropError(
+            f"{train.path} has no valid row: all were skipped, the first ({first.place}): {first.reason}."
+        )
     check_form(tables[0], text_columns, [] if column is None else [column], label_type, guessed=guessed)
     return as_iob2(tables, text_columns, column, label_type)
 
@@ -365,6 +377,12 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):
             if label.lower() not in ("", "nan"):
                 found.setdefault(label, f"{label!r} ({table.path}, {place})")
+    if column in found:
+        warnings.warn(
+            f"column {column!r}: the label {found[column]} is also the name of the column; if the header is repeated, "
+            "delete it there.",
+            stacklevel=2,
+        )
     forms: dict[str, list[str]] = defaultdict(list)
     for label, where in found.items():
         forms["missing" if label.casefold() in MISSING else number_form(label)].append(where)

@@ -320,6 +320,8 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     for number in sorted(inside, key=lambda each: (-inside[each] / sizes[each], each)):
         if not whole or sum(sizes[each] for each in whole) + sizes[number] <= len(held):
             whole.add(number)
+    if not whole:
+        raise AttendropError("ood holds out groups of similar rows, and the texts of a class are all alike; omit it.")
     return _divided(rows, {row for row, number in enumerate(numbers) if number in whole})
 
 
