@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from attendrop import SCAL, ADDrop, AttendropError, regularize
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, Plan, merge_edits
+from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, Plan, ReadyMask, merge_edits
 from attendrop_methods import TokenCutoff
 
 # A model for each way in which edits are applied.
@@ -212,3 +212,14 @@ def test_ad_drop_draws_the_dropout_of_each_layer_once(monkeypatch: pytest.Monkey
     with regularize(zoo.build("bert", dropout=0.5, num_hidden_layers=3), ADDrop(layers="all")) as reg:
         reg.loss(zoo.batch_of("bert")).backward()
     assert len(drawn) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_ready_masks_hide_by_minus_infinity_in_every_dtype(dtype: torch.dtype, whole_rows: bool) -> None:
+    valid, drop = torch.rand(2, 1, 4, 6) < 0.8, torch.rand(2, 3, 4, 6) < 0.5
+    valid[..., :1], drop[..., :1] = True, False  # no row is dropped whole
+    found = ReadyMask.of(valid, drop & valid, drop.shape, dtype, whole_rows=whole_rows)
+    expected = torch.zeros(drop.shape, dtype=dtype).masked_fill(drop | ~valid, -torch.inf)
+    assert torch.equal(found.additive, expected)
+    assert (found.queries is None) is not whole_rows
