@@ -82,12 +82,12 @@ def test_lines_end_at_newlines_only_and_quotes_are_text(write: Callable[[str, st
 
 
 def test_mismatched_comes_with_matched(write: Callable[[str, str], Path]) -> None:
-    text = ROWS["mnli"][1]
-    write("MNLI/dev_mismatched.tsv", text.replace("\tA\t", "\tmismatched\t"))
-    root = write("MNLI/dev_matched.tsv", text).parents[2]
-    found = load_task("mnli", data_dir=root, splits=["dev"]).splits
-    assert [rows["text"][0] for rows in found.values()] == ["A", "mismatched"]
-    assert list(found) == ["dev", "dev_mismatched"]
+    for split, text in (("dev", ROWS["mnli"][1]), ("test", "index\tsentence1\tsentence2\n0\tA\tB\n")):
+        write(f"MNLI/{split}_mismatched.tsv", text.replace("\tA\t", "\tmismatched\t"))
+        root = write(f"MNLI/{split}_matched.tsv", text).parents[2]
+        found = load_task("mnli", data_dir=root, splits=[split]).splits
+        assert [rows["text"][0] for rows in found.values()] == ["A", "mismatched"]
+        assert list(found) == [split, f"{split}_mismatched"]
 
 
 def test_environment_then_hub(
