@@ -357,7 +357,8 @@ def check_folder(
         # Of what was moved, `check_unchanged` compares the content; a hub id is no folder that was.
         moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
         moved = moved and (name != "model" or os.path.isabs(str(was)))
-        moved = moved and (name != "eval_file" or Path(str(was)).name == Path(str(value)).name)  # whose rows it does not compare
+        # It does not compare evaluation rows.
+        moved = moved and (name != "eval_file" or Path(str(was)).name == Path(str(value)).name)
         if was != value and not moved:
             began, asked = ("the default" if each is None else repr(each) for each in (was, value))
             raise AttendropError(
