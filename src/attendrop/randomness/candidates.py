@@ -22,6 +22,9 @@ _AT_A_TIME, _AT_A_TIME_ON_GPU = 1 << 22, 1 << 25
 _AT_ONCE, _AT_ONCE_ON_CPU = 1 << 24, 1 << 20
 
 
+_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def at_once(device: torch.device) -> int:
     """Return the number of elements of several layers up to which they are handled together."""
     return _AT_ONCE_ON_CPU if on_cpu(device) else _AT_ONCE
@@ -37,10 +40,12 @@ def layers_at_once(elements: int, layers: int, device: torch.device) -> int:
 
 
 def any_last(mask: Tensor) -> Tensor:
-    """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask; by the byte maximum a CPU is several times faster."""
+    """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask; by the maximum of bytes a CPU is many times faster."""
     if not on_cpu(mask.device):
         return mask.any(-1, keepdim=True)
-    return mask.contiguous().view(torch.uint8).amax(-1, keepdim=True).bool()
+    mask = mask.contiguous()
+    widest = math.gcd(8, mask.shape[-1], mask.storage_offset())  # bytes that are compared as one number
+    return mask.view(_OF_BYTES[widest]).amax(-1, keepdim=True).bool()
 
 
 def floor_fraction(count: Tensor, fraction: float) -> Tensor:

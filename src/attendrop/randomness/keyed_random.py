@@ -220,6 +220,7 @@ def _lanes_on_cpu(
     word = np.arange(-(-columns // 4), dtype=np.uint64)
     counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
     every = np.array(seeds, dtype=np.uint64)[:, None, None, None]
+    origins = None if origins is None or not origins.any() else origins
     starts = [(0, 0)] * batch if origins is None else origins.tolist()
     if sizes is not None:  # a sequence of all names at a time
         parts = [slice(place, None, len(sizes)) for place in range(len(sizes))]
