@@ -110,7 +110,10 @@ class Screening:
         if not others:
             reason = "it is the only one that could be loaded" if self.left_out else "no other is given"
         elif chosen is not best:
-            reason = f"the best one is not shown to be ahead of it {lead(chosen)}, and none as good is smaller"
+            reason = (
+                f"the best one is not shown to be ahead of it {lead(chosen)}, and none as good is smaller; where cost "
+                f"matters less, name {Path(best.model).name} by --model"
+            )
         elif smaller:
             reason = (
                 f"it is shown to be ahead of all that are smaller {lead(max(smaller, key=lambda each: each.score))}"
