@@ -427,11 +427,17 @@ def holds_spans(table: Table, text_columns: Sequence[str], column: str | None) -
     return not isinstance(table.column(text_columns[0])[0], list) and are_spans(_some(table, str(column)))
 
 
-def _class_or_nothing(value: Any) -> str:
-    try:
-        return read_class(value)
-    except BadValue:
-        return ""
+def _classes_or_nothing(values: Sequence[Any]) -> list[str]:
+    """Return the class of each value, or nothing; each text is read once, as labels repeat."""
+
+    def read(value: Any) -> str:
+        try:
+            return read_class(value)
+        except BadValue:
+            return ""
+
+    known = {value: read(value) for value in {value for value in values if isinstance(value, str)}}
+    return [known[value] if isinstance(value, str) else read(value) for value in values]
 
 
 def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str, int]:
@@ -442,7 +448,7 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
     if label_type == "labels":
         names = [name for value in values for name in label_names(value)]
     else:
-        names = list(map(_class_or_nothing, values))
+        names = _classes_or_nothing(values)
     return dict(Counter(filter(None, names)).most_common())
 
 
@@ -618,7 +624,8 @@ class Inspection:
         if self.label_column is None:
             return [""] * len(self.table)
         one = self.label_type in ("class", "number")
-        return list(map(_class_or_nothing if one else written, self.table.column(self.label_column)))
+        values = self.table.column(self.label_column)
+        return _classes_or_nothing(values) if one else list(map(written, values))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what was found as JSON values."""
