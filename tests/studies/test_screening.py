@@ -43,7 +43,7 @@ def encoder(name: str, size: int, score: float, lead: tuple[float, float] | None
         ((encoder("a", LARGE, 0.9), encoder("b", SMALL, 0.8, (-0.15, -0.05), 0.01)), "a",
          "ahead of all that are smaller (a minus b: accuracy +0.100 [+0.050, +0.150])"),
         ((encoder("a", LARGE, 0.9), encoder("b", SMALL, 0.89, (-0.03, 0.01), 0.3)), "b",
-         "not shown to be ahead of it (a minus b: accuracy +0.010 [-0.010, +0.030])"),
+         "(a minus b: accuracy +0.010 [-0.010, +0.030]), and none as good is smaller; where cost matters less, name a"),
         ((encoder("a", SMALL, 0.9), encoder("b", LARGE, 0.8, (-0.15, -0.05), 0.01)), "a", "none is smaller"),
         ((encoder("a", 3 * LARGE, 0.9), encoder("c", LARGE, 0.89, (-0.03, 0.01), 0.3),
           encoder("b", SMALL, 0.8, (-0.15, -0.05), 0.01)), "c", "not shown to be ahead of it (a minus c"),

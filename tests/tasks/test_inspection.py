@@ -1,6 +1,7 @@
 """What inspection finds in files and labels, beside `tests/cli/test_inspect.py`; label maps; refusals; class names."""
 
 import json
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -142,7 +143,9 @@ def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
     found = check_files(str(file), None, **options)
     assert found is not None and (found.labels, found.label_type) == (counts, "class" if names else "number")
     assert data.task.label_names == names
-    (chunk,) = stream_file(file, **options, task_type=data.task.type, size=9, bad=BadRows())
+    with warnings.catch_warnings():  # told once, and not for each part of a file
+        warnings.filterwarnings("error", ".*decimal comma")
+        (chunk,) = stream_file(file, **options, task_type=data.task.type, size=9, bad=BadRows())
     assert chunk.columns["label"] == data.splits["train"]["label"][:]
 
 

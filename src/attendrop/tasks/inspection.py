@@ -303,13 +303,6 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
         numbers = [number_form(point) in ("whole", "decimal") for point in points]
         pairs = zip(labels, numbers, strict=True)
         if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
-            commas = ((text, point) for text, point in zip(texts, points, strict=True) if "," in text)
-            if label_type == "auto" and (first := next(commas, None)):
-                warnings.warn(
-                    f"{table.path}, column {column!r}: labels such as {first[0]!r} are read as {first[1]}, with a "
-                    "decimal comma; set --label-type class or labels if they are none.",
-                    stacklevel=2,
-                )
             read = zip(labels, points, numbers, strict=True)
             table = table.with_column(column, [point if number else value for value, point, number in read])
     return table
@@ -343,6 +336,16 @@ def read_meanings(
                 f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
             )
     tables = [as_meant(table, column, meanings, label_type, bad) for table in tables]
+    if label_type == "auto" and train.delimiter == ";" and column in train.columns:
+        pairs = zip(train.column(column), tables[0].column(column), strict=False)
+        if first := next(
+            (pair for pair in pairs if str(pair[0]).strip().replace(",", ".") == pair[1] != pair[0]), None
+        ):
+            warnings.warn(
+                f"{train.path}, column {column!r}: labels such as {first[0]!r} are read as {first[1]}, with a decimal "
+                "comma; set --label-type class or labels if they are none.",
+                stacklevel=2,
+            )
     if len(train) and not len(tables[0]):
         first = bad.skipped[0]
         raise AttendropError(
@@ -379,8 +382,8 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
                 found.setdefault(label, f"{label!r} ({table.path}, {place})")
     if column in found:
         warnings.warn(
-            f"column {column!r}: the label {found[column]} is also the name of the column; if the header is repeated, "
-            "delete it there.",
+            f"column {column!r}: the label {found[column]} is also the name of the column; if the file has no header, "
+            "give it one, for its first row is read as such; if the header is repeated, delete it there.",
             stacklevel=2,
         )
     forms: dict[str, list[str]] = defaultdict(list)
