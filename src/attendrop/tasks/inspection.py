@@ -338,11 +338,9 @@ def read_meanings(
     tables = [as_meant(table, column, meanings, label_type, bad) for table in tables]
     if label_type == "auto" and train.delimiter == ";" and column in train.columns:
         pairs = zip(train.column(column), tables[0].column(column), strict=False)
-        if first := next(
-            (pair for pair in pairs if str(pair[0]).strip().replace(",", ".") == pair[1] != pair[0]), None
-        ):
+        if read := next((pair for pair in pairs if str(pair[0]).strip().replace(",", ".") == pair[1] != pair[0]), None):
             warnings.warn(
-                f"{train.path}, column {column!r}: labels such as {first[0]!r} are read as {first[1]}, with a decimal "
+                f"{train.path}, column {column!r}: labels such as {read[0]!r} are read as {read[1]}, with a decimal "
                 "comma; set --label-type class or labels if they are none.",
                 stacklevel=2,
             )
