@@ -35,15 +35,15 @@ def recorder_of(reg: Any) -> Recorder:
 def records_of(reg: Any) -> Masks:
     recorder = recorder_of(reg)
     recorder.flush()
-    return {row: {name: unpacked(each) for name, each in masks.items()} for row, masks in recorder.rows.items()}
+    return {row: {name: unpacked(name, each) for name, each in masks.items()} for row, masks in recorder.rows.items()}
 
 
 def packed(mask: np.ndarray) -> RowMask:
-    return RowMask(np.packbits(mask, axis=-1, bitorder="little"), mask.shape[2])
+    return RowMask(("self.0",), np.packbits(mask[None], axis=-1, bitorder="little"), mask.shape[2])
 
 
-def unpacked(mask: RowMask) -> np.ndarray:
-    return np.unpackbits(mask.bits, axis=-1, count=mask.keys, bitorder="little").astype(bool)
+def unpacked(layer: str, mask: RowMask) -> np.ndarray:
+    return np.unpackbits(mask.of(layer), axis=-1, count=mask.keys, bitorder="little").astype(bool)
 
 
 def record(model: Any, method: Any, *batches: tuple[zoo.Batch, list[int]], epoch: int = 0) -> Masks:

@@ -254,10 +254,8 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     """Combine edits of one kind into one, or None; raise AttendropError if two set a field that cannot be combined."""
     if len(edits) < 2:
         return edits[0] if edits else None
-    all_given = (
-        {field.name: value for field in fields(edit) if (value := getattr(edit, field.name)) is not field.default}
-        for edit in edits
-    )
+    defaults = {field.name: field.default for field in fields(edits[0])}
+    all_given = ({name: value for name, value in vars(edit).items() if value is not defaults[name]} for edit in edits)
     given = [found for found in all_given if found]
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for found in given for name in found):

@@ -271,7 +271,11 @@ class ADDropState(MethodState):
             if candidates is None:
                 return DroppedScores(plan.sample(q, call), draws=draws)
             found = candidates(call)
-            return None if found is None else found._replace(mask=found.mask & plan.sample(q, call), draws=draws)
+            return (
+                None
+                if found is None
+                else found._replace(mask=plan.sample(q, call).bitwise_and_(found.mask), draws=draws)
+            )
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found = None if candidates is None else candidates(call)
@@ -401,15 +405,21 @@ class RecordedState(ADDropState):
 
 
 class RowMask(NamedTuple):
-    """Mask of one row in one layer, ``(heads, queries, keys)`` without padding."""
+    """Mask of one row in the layers that were recorded together, ``(layers, heads, queries, keys)`` without padding."""
 
-    bits: _Array  # (heads, queries, bytes), the lowest bit of a byte first: placed in a batch without being unpacked
+    layers: tuple[str, ...]  # by :func:`_name`
+    bits: _Array  # (layers, heads, queries, bytes), the lowest bit first: placed in a batch without being unpacked
     keys: int
 
     @property
     def size(self) -> int:
-        """Size in memory in bytes, including the overhead of objects."""
-        return self.bits.nbytes + _OBJECT_OVERHEAD_BYTES
+        """Size of each layer in memory in bytes, including the overhead of objects."""
+        return self.bits.nbytes // len(self.layers) + _OBJECT_OVERHEAD_BYTES
+
+    def of(self, layer: str) -> _Array:
+        """Return the bits of a layer, ``(heads, queries, bytes)``."""
+        bits: _Array = self.bits[self.layers.index(layer)]
+        return bits
 
 
 @dataclass(eq=False)
@@ -430,31 +440,37 @@ class RowPass:
 
         All keys of a row may be candidates if it was longer when it was recorded.
         """
-        batch = call.shape[0] // len(call.layers)
-        parts = range(batch // len(self.rows))
-        of_rows = [self.recorded.get(row, {}) for row in self.rows]
-        masks = [own.get(_name(layer.key, part)) for layer in call.layers for own in of_rows for part in parts]
-        shape = next(((mask.bits.shape[0], mask.keys) for mask in masks if mask is not None), None)
-        if shape is None:
+        spans, layers = self.spans(call), range(len(call.layers))
+        parts = len(spans) // len(self.rows)
+        names = [tuple(_name(layer.key, part) for layer in call.layers) for part in range(parts)]
+        masks: list[tuple[int, int | slice, _Array, int]] = []  # sequence, layer or all of them, bits and keys
+        for number, row in enumerate(self.rows):
+            for part, own in enumerate([self.recorded.get(row, {})] * parts):
+                of_layers, place = [own.get(name) for name in names[part]], number * parts + part
+                whole = of_layers[0]
+                if whole is not None and whole.layers == names[part] and len({*map(id, of_layers)}) == 1:
+                    masks.append((place, slice(None), whole.bits, whole.keys))
+                else:
+                    each = zip(layers, names[part], of_layers, strict=True)
+                    masks += [(place, n, mask.of(name), mask.keys) for n, name, mask in each if mask is not None]
+        if not masks:
             return None
-        (heads, keys), spans = shape, list(self.spans(call)) * len(call.layers)
-        width = keys if self.hidden else call.shape[3]
+        heads, width = masks[0][2].shape[-3], masks[0][3] if self.hidden else call.shape[3]
         # From pinned memory the host need not wait for the copy.
-        pinned = call.device.type == "cuda"
-        bits = torch.zeros((len(masks), heads, call.shape[2], _bytes(width)), dtype=torch.uint8, pin_memory=pinned)
-        whole_rows = False
-        for of_row, mask, (query, queries, _, keys_of_row) in zip(bits.numpy(), masks, spans, strict=True):
-            if mask is not None:
-                own = mask.bits
-                if not self.hidden and keys_of_row < mask.keys:  # the row is cut in this batch
-                    own, whole_rows = own[..., : _bytes(keys_of_row)].copy(), True
-                    own[..., keys_of_row // 8 :] &= (1 << keys_of_row % 8) - 1
-                rows = min(queries, own.shape[1])
-                of_row[:, query : query + rows, : own.shape[2]] = own[:, :rows]
+        pinned, shape = call.device.type == "cuda", (len(layers), len(spans), heads, call.shape[2], _bytes(width))
+        bits = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
+        placed, whole_rows = bits.numpy(), False
+        for place, layer, mask, keys in masks:
+            query, queries, _, keys_of_row = spans[place]
+            if not self.hidden and keys_of_row < keys:  # the row is cut in this batch
+                mask, whole_rows = mask[..., : _bytes(keys_of_row)].copy(), True
+                mask[..., keys_of_row // 8 :] &= (1 << keys_of_row % 8) - 1
+            rows = min(queries, mask.shape[-2])
+            placed[layer, place, :, query : query + rows, : mask.shape[-1]] = mask[..., :rows, :]
         bits = bits.to(call.device, non_blocking=True)
-        signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans[:batch]]
-        found = unpack(bits.view(-1), (len(call.layers), batch, *bits.shape[1:3], 8 * bits.shape[3]))
-        return DroppedScores(_moved(found, by)[..., :width].flatten(0, 1), signal, whole_rows)
+        signal, by = bits.amax(-1, keepdim=True).bool(), [0 if self.hidden else key for _, _, key, _ in spans]
+        found = _moved(unpack(bits.view(-1), (*shape[:-1], 8 * shape[-1])), by)[..., :width]
+        return DroppedScores(found.flatten(0, 1), signal.flatten(0, 1), whole_rows, in_rows=True)
 
     def origins(self, call: AttentionCall) -> Tensor | None:
         """Return ``call.origins()``, by what the host knows of the rows; None if all are zero."""
@@ -630,7 +646,8 @@ class Recorder:
     def choose(self) -> None:
         """Choose the candidates by the gradients that were added. They stay on their device."""
         added, self._gradients = self._gradients, {}
-        for of, choose, group in ((*by, group) for by, seen in added.items() for group in stacks(seen)):
+        # The last layer was added first.
+        for of, choose, group in ((*by, group) for by, seen in added.items() for group in stacks(seen[::-1])):
             layers, (call, gradient, value) = len(group), stacked(group)
             spans, gradient = of.spans(call), upcast(gradient)
             with torch.no_grad():
@@ -673,9 +690,10 @@ class Recorder:
                     continue
                 seen.add((row, part))
                 own = bits[:, number, :, query : query + queries, : _bytes(keys)].copy()
-                for layer, mask, valid in zip(each.layers, own, finite, strict=True):
-                    if valid:
-                        found.setdefault(row, {})[_name(layer, part)] = RowMask(mask, keys)
+                names = tuple(_name(layer, part) for layer, valid in zip(each.layers, finite, strict=True) if valid)
+                if names:
+                    own = own if len(names) == len(own) else own[finite]
+                    found.setdefault(row, {}).update(dict.fromkeys(names, RowMask(names, own, keys)))
         for row, of_layers in found.items():
             self.put(row, of_layers)
         empty = sum(not any(mask.bits.any() for mask in of_layers.values()) for of_layers in found.values())
@@ -702,9 +720,10 @@ class Recorder:
         self.flush()
         layers = list(dict.fromkeys(layer for masks in self.rows.values() for layer in masks))
         entries = [(row, layer, mask) for row, masks in self.rows.items() for layer, mask in masks.items()]
-        bits = np.concatenate([np.empty(0, np.uint8), *(mask.bits.ravel() for _, _, mask in entries)])
+        bits = np.concatenate([np.empty(0, np.uint8), *(mask.of(layer).ravel() for _, layer, mask in entries)])
         places = [
-            (row, layers.index(layer), *mask.bits.shape[:2], mask.keys, row in self.new) for row, layer, mask in entries
+            (row, layers.index(layer), *mask.bits.shape[1:3], mask.keys, row in self.new)
+            for row, layer, mask in entries
         ]
         index = torch.tensor(places, dtype=torch.long).view(-1, 6)
         counts = {name: getattr(self, name) for name in _COUNTS}
@@ -717,8 +736,9 @@ class Recorder:
         for row, layer, heads, queries, keys, new in state["index"].tolist():
             size = heads * queries * _bytes(keys)
             # A copy of its own, so that the memory is free once it is replaced.
-            mask = RowMask(bits[place : place + size].reshape(heads, queries, -1).copy(), keys)
-            self.rows.setdefault(row, {})[state["layers"][layer]] = mask
+            name = state["layers"][layer]
+            mask = RowMask((name,), bits[place : place + size].reshape(1, heads, queries, -1).copy(), keys)
+            self.rows.setdefault(row, {})[name] = mask
             if new:
                 self.new.add(row)
             place, self.bytes = place + size, self.bytes + mask.size

@@ -47,7 +47,8 @@ class SampleKey:
         The seed of a sequence does not depend on the number of sequences of its row, since rows with fewer choices are
         padded.
         """
-        return [_hash(f"{self.seed}/{self.step}/{number}/{self.salt}{name}") for number in self._numbers(batch)]
+        before, after = f"{self.seed}/{self.step}/", f"/{self.salt}{name}"
+        return [_hash(f"{before}{number}{after}") for number in self._numbers(batch)]
 
     def _numbers(self, batch: int) -> Iterator[str]:
         """Name each sequence by its row number, and further sequences of a row also by their own number."""

@@ -29,12 +29,14 @@ class DroppedScores(NamedTuple):
             padding. The reported fraction is relative to their positions.
         whole_rows: Whether all valid keys of a query can be dropped.
         draws: Random numbers of the model's own dropout that passes share.
+        in_rows: Whether ``mask`` is in ``rows`` only, so that this need not be ensured.
     """
 
     mask: Tensor
     rows: Tensor | None = None
     whole_rows: bool = True
     draws: DropoutDraws | None = None
+    in_rows: bool = False
 
 
 class _LayerEdit(NamedTuple):
@@ -128,7 +130,7 @@ class RandomMaskPlan(Plan):
             self._edits |= {key: _LayerEdit(call, AttentionEdit(), counts, i) for i, key in enumerate(names)}
             return
         drop = (found.mask if stack.valid is None else found.mask & stack.valid).expand(stack.shape)
-        counts = self._report(stack, drop, found.rows)
+        counts = self._report(stack, drop, found.rows, in_rows=found.in_rows)
         ready: Sequence[ReadyMask | None] = [None] * len(layers)
         if at_a_time:
             every_mask = ReadyMask.of(stack.valid, drop, stack.shape, stack.dtype, whole_rows=found.whole_rows)
@@ -219,7 +221,9 @@ class RandomMaskPlan(Plan):
         self._report(call, drop, rows, units=units).ran.add(0)
         return drop
 
-    def _report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None, *, units: bool = False) -> LayerCounts:
+    def _report(
+        self, call: AttentionCall, drop: Tensor, rows: Tensor | None, *, units: bool = False, in_rows: bool = False
+    ) -> LayerCounts:
         columns = drop.shape[-1] if units or call.valid is None else call.valid.sum(-1, keepdim=True)
         rows = call.valid_queries() if rows is None else rows
         if rows is None:
@@ -227,8 +231,8 @@ class RandomMaskPlan(Plan):
         layers, possible = len(call.layers), (rows * columns).expand(*drop.shape[:-1], 1)
         # Ranking by attention weights gives candidates to padding rows.
         if on_cpu(drop.device):  # where numpy counts ten times as fast as torch
-            found = (drop.numpy() & rows.numpy()).reshape(layers, -1)
-            dropped = torch.tensor([np.count_nonzero(each) for each in found])
+            found = drop.numpy() if in_rows else drop.numpy() & rows.numpy()
+            dropped = torch.tensor([np.count_nonzero(each) for each in found.reshape(layers, -1)])
         else:  # summing bytes is faster than summing booleans
             dropped = (drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32) * rows).view(layers, -1).sum(1)
         totals = dropped, possible.reshape(layers, -1).sum(1)
