@@ -140,6 +140,22 @@ def test_a_row_is_known_wherever_it_comes_next() -> None:
         assert found == pytest.approx(float(eager(**second).loss), abs=1e-9)
 
 
+def test_layers_that_were_recorded_at_different_times_drop_what_each_has() -> None:
+    """Two layers of two rows: one row has both of one time, the other a newer one of the second layer."""
+    layers = [AttentionLayer("", "encoder", index) for index in range(2)]
+    names, generator = tuple(layer.key for layer in layers), np.random.default_rng(0)
+    both, newer, other = (generator.random((2, 3, 4, 4)) < 0.5 for _ in range(3))
+    first, second, third = (
+        RowMask(names, np.packbits(each, axis=-1, bitorder="little"), 4) for each in (both, newer, other)
+    )
+    recorded = {5: {names[0]: first, names[1]: second}, 7: dict.fromkeys(names, third), 8: {names[1]: second}}
+    call = AttentionCall(layers[0], (3, 3, 4, 4), None, torch.device("cpu")).stacked(layers)
+    found = RowPass(recorded, [5, 7, 8], hidden=False).candidates(call)
+    assert found is not None
+    expected = np.stack([np.stack([both[0], other[0], 0 * both[0]]), np.stack([newer[1], other[1], newer[1]])])
+    assert np.array_equal(found.mask.numpy().reshape(expected.shape), expected)
+
+
 @dataclass(frozen=True)
 class OtherCopies(Method):
     """Repeats each row, with other words in the second copy."""
