@@ -570,7 +570,7 @@ class Recorder:
         """Forget all records, those of the present step too."""
         self.rows: dict[int, dict[str, RowMask]] = {}
         self.new: set[int] = set()
-        self.bytes = 0
+        self.bytes, self._sizes = 0, dict[int, int]()  # of all rows, and of each
         self.without_signal: float | None = None
         self._gradients: dict[tuple[RowPass, Choose], list[SeenLayer]] = {}
         self._chosen: list[_Chosen] = []
@@ -579,14 +579,15 @@ class Recorder:
 
     def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
         """Replace what is recorded of a row in some layers; it is the newest row then."""
-        kept = self.rows[row] = self.rows.pop(row, {})
-        self.bytes += sum(mask.size for mask in masks.values())
-        self.bytes -= sum(kept[layer].size for layer in masks if layer in kept)
-        kept.update(masks)
+        kept = self.rows[row] = {**self.rows.pop(row, {}), **masks}
+        self.bytes -= self._sizes.get(row, 0)
+        self._sizes[row] = sum(mask.size for mask in kept.values())
+        self.bytes += self._sizes[row]
         self.new.add(row)
         while self.bytes > self.limit and self.rows:
             oldest = next(iter(self.rows))
-            self.bytes -= sum(mask.size for mask in self.rows.pop(oldest).values())
+            del self.rows[oldest]
+            self.bytes -= self._sizes.pop(oldest)
             self.new.discard(oldest)
             if not self.forgotten:
                 logger.warning(
@@ -683,17 +684,20 @@ class Recorder:
         for each, flat, sums in zip(chosen, read, read[len(chosen) :], strict=False):
             bits, seen = flat.reshape(each.bits.shape), set[tuple[int, int]]()
             finite = np.isfinite(sums.view(np.float64 if each.sums.dtype == torch.float64 else np.float32))
-            sequences = len(each.spans) // len(each.rows)
+            sequences, layers = len(each.spans) // len(each.rows), each.layers
+            if not finite.all():
+                bits, layers = bits[finite], [layer for layer, valid in zip(layers, finite, strict=True) if valid]
+            if not layers:
+                continue
+            names = [tuple(_name(layer, part) for layer in layers) for part in range(sequences)]
             for number, (query, queries, _, keys) in enumerate(each.spans):
                 row, part = each.rows[number // sequences], number % sequences
                 if (row, part) in seen:
                     continue
                 seen.add((row, part))
                 own = bits[:, number, :, query : query + queries, : _bytes(keys)].copy()
-                names = tuple(_name(layer, part) for layer, valid in zip(each.layers, finite, strict=True) if valid)
-                if names:
-                    own = own if len(names) == len(own) else own[finite]
-                    found.setdefault(row, {}).update(dict.fromkeys(names, RowMask(names, own, keys)))
+                masks = dict.fromkeys(names[part], RowMask(names[part], own, keys))
+                found.setdefault(row, {}).update(masks)
         for row, of_layers in found.items():
             self.put(row, of_layers)
         empty = sum(not any(mask.bits.any() for mask in of_layers.values()) for of_layers in found.values())
@@ -733,16 +737,16 @@ class Recorder:
         """Restore :meth:`state_dict`; what the last step added is not of these records."""
         bits, place = state["bits"].numpy(), 0
         self.clear()
+        vars(self).update({name: state[name] for name in _COUNTS})
         for row, layer, heads, queries, keys, new in state["index"].tolist():
             size = heads * queries * _bytes(keys)
             # A copy of its own, so that the memory is free once it is replaced.
             name = state["layers"][layer]
             mask = RowMask((name,), bits[place : place + size].reshape(1, heads, queries, -1).copy(), keys)
-            self.rows.setdefault(row, {})[name] = mask
-            if new:
-                self.new.add(row)
-            place, self.bytes = place + size, self.bytes + mask.size
-        vars(self).update({name: state[name] for name in _COUNTS})
+            self.put(row, {name: mask})
+            if not new:
+                self.new.discard(row)
+            place += size
 
 
 def _packed_rows(mask: Tensor, layers: int, spans: Spans) -> Tensor:
