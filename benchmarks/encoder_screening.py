@@ -6,7 +6,7 @@ hour on a core, resumable, the second prints the table:
     python benchmarks/encoder_screening.py
 
 Each draw of training rows is screened as ``compare --models`` does. The truth is the score of the linear model of all
-these rows on 200 rows of the test file, the same for all draws.
+these rows on 200 rows of the test file, the same for all draws, except of messages, which are generated for each.
 Data sets are in the order of their cost.
 """
 
@@ -71,9 +71,9 @@ class Features:
 def config_of(name: str, size: str = "", draw: int = 0) -> RunConfig:
     """Return the options of a data set, with all of its training rows or a draw of a size; messages are written."""
     place = Path(os.environ["ATTENDROP_DATA"])
-    if name == "messages" and not (place := FILE.parents[3] / "build" / "screening").exists():
+    if name == "messages" and not (place := FILE.parents[3] / "build" / "screening" / str(draw)).exists():
         (place / name).mkdir(parents=True)
-        for part, rows in zip(("train", "test"), generate_messages(1, test_rows=105), strict=True):
+        for part, rows in zip(("train", "test"), generate_messages(draw + 1, test_rows=105), strict=True):
             with (place / name / f"{part}.csv").open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([("text", "label"), *rows])
     data, sizes = SETS[name]
