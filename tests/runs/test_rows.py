@@ -215,6 +215,15 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     ]
 
 
+def test_texts_are_the_same_but_for_case_spaces_and_unicode_forms_as_in_inspect(
+    tokenizer: hf.PreTrainedTokenizerBase,
+) -> None:
+    train = [("A cat\u00e9", "no"), ("a  CATe\u0301 ", "yes"), ("the dog", "yes")]
+    report = report_of(tokenizer, train, [("THE DOG", "yes"), ("a bird", "no")])
+    assert report["parts"]["dev"]["in_train"] == report["parts"]["train"]["duplicates"] == 1
+    assert report["conflicts"] == {"texts": 1, "rows": 2, "example": "'A cat\u00e9': 'no', 'yes'"}
+
+
 def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     long = [(" ".join(["the cat"] * 20), "no"), ("a dog", "yes")]  # of a model of 32 tokens
     assert report_of(tokenizer, long, DEV, max_length=128)["parts"]["train"]["truncated"] == 1

@@ -265,11 +265,11 @@ def data_report(
     ``parts`` have the ``rows`` of each, what :meth:`TaskType.describe_labels` says of them, how many are ``truncated``,
     ``unknown`` (without a known token), ``duplicates`` (of a text of an earlier row) and ``in_train``, and the counts
     of ``unknown_labels``. ``conflicts`` are texts of train with several labels; ``similar_classes`` differ in case
-    only.
+    only, and so may texts that are called the same.
     """
     task_type = data.task.type
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-    texts = {name: task_type.texts(rows) for name, rows in parts.named.items()}
+    texts = {name: [tuple(map(plain, text)) for text in task_type.texts(rows)] for name, rows in parts.named.items()}
     described: dict[str, dict[str, Any]] = {}
     for name, rows in parts.named.items():
         columns = columns_of(encoded.named[name])
@@ -300,6 +300,7 @@ def data_report(
     conflicts: dict[str, Any] = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
     if several:
         text, given = next(iter(several.items()))
+        text = task_type.texts(parts.train)[texts["train"].index(text)]  # as it is written
         names = dict.fromkeys(task_type.shown_label(label) for label in sorted(given, key=str))
         shown = " | ".join(text)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
