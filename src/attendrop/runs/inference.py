@@ -36,7 +36,7 @@ from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack
 from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
-from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
+from attendrop.runs.config import AS_TRAINED, RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
@@ -297,7 +297,7 @@ def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ..
 
 @dataclass(frozen=True)
 class RunModel:
-    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run.
+    """Loaded model with its head, and the options of its run; of a folder without them, those of its configuration.
 
     ``accept`` says which answers are accepted (:func:`attendrop.tasks.error_analysis.choose_threshold`); None if it is
     not known, because ``--accept`` was not asked for.
@@ -371,10 +371,9 @@ def load_run(
     """
     run_folder.check_finished(run_dir)
     options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
-    task_options = {**options.get("task_options", {}), **task_options}
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
-        task_type = baseline.task_type.with_options(task_options)
+        task_type = baseline.task_type.with_options({**options.get("task_options", {}), **task_options})
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
@@ -383,7 +382,8 @@ def load_run(
     else:
         tokenizer = task_type_of_model(model.config).load_tokenizer(run_dir)
         fit_tokenizer(run_dir, model, tokenizer)
-    task_type = task_type_of_model(model.config).with_options(task_options)
+    options = options or getattr(model.config, AS_TRAINED, {})
+    task_type = task_type_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
     task_type.prepare(model, tokenizer)
     return RunModel(run_dir, model, tokenizer, task_type, options, accept)
 
@@ -502,7 +502,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
     if report:
         train = None
         try:
-            if model.options:
+            if "model" in model.options:
                 config = RunConfig(**model.options, output_dir=model.folder)
                 train = divide(config, load_data(config)).real.train
         except (AttendropError, OSError):
@@ -602,7 +602,8 @@ class _Rows:
         unknown, last_line = 0, time.monotonic()
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
             device = compute_device(source.device)
-            bf16 = bool(model.options.get("bf16")) and not labelled  # scores are those of the run, in full precision
+            # Scores, and the least confidence of an answer that is accepted, are of full precision.
+            bf16 = bool(model.options.get("bf16")) and not labelled and model.accept is None
             to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         for chunk in self.chunks:
@@ -674,7 +675,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
             format=(source.input_format or "csv") if file == STDIN else None,
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
-    elif split == "dev" and model.options:
+    elif split == "dev" and "model" in model.options:
         lost = "its held-out rows are no longer known; give --eval-file."
         run = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost)
         part = run.parts.report.get("dev")
