@@ -295,6 +295,16 @@ def test_scores_that_flatter_are_marked(name: str) -> None:
 # Output --------------------------------------------------------------------------------------------------------------
 
 
+def test_evaluation_rows_that_were_trained_on_are_told() -> None:
+    found = runs("finetune", PLAIN)
+    for run, known in zip(found, (0, 3, 1, 0, 2), strict=True):
+        run["data"] = run["data"] | {
+            "report": {"parts": {"train": {"rows": 50}, "dev": {"rows": 20, "in_train": known}}}
+        }
+    told = "3 of 20 evaluation rows have a text that is in the training rows, too: scores on them are optimistic."
+    assert answer(found).notes == (told,)
+
+
 def test_texts_of_users_are_no_markup() -> None:
     error = {"method": "r-drop", "options": {}, "seed": 1, "error": "got <class 'int'>\nfor *args, [a](b), `__all__`"}
     of_file = [run | {"config": {"train_file": "max_rows_*.csv"}, "label": "_a*"} for run in FINETUNE]
