@@ -52,8 +52,9 @@ class _OwnPassState(ADDropState):
         region, found = self.region(context), dict[str, tuple[Callable[[], Tensor], Tensor]]()
 
         def keep(call: AttentionCall, attribution: Tensor) -> None:
-            own = region(call, attribution)
-            found[call.layer.key] = kept(own.mask), own.signal
+            own = region(attribution, call.valid)
+            of_layers = zip(map(kept, call.split(own.mask)), call.split(own.signal), strict=True)
+            found.update(zip((layer.key for layer in call.layers), of_layers, strict=True))
 
         attribute_loss(context, attention_layers, GradientPlan(attention_layers, keep, draws=draws))
         return found
@@ -98,9 +99,9 @@ class _AtRandomState(RecordedState):
         super().__init__(method, training)
         self.generator = torch.Generator().manual_seed(training.seed)
 
-    def region(self, context: StepContext) -> Callable[[AttentionCall, Tensor], Region]:
+    def region(self, context: StepContext) -> Callable[[Tensor, Tensor | None], Region]:
         region = super().region(context)
-        return lambda call, found: region(call, torch.rand(found.shape, generator=self.generator))
+        return lambda attribution, valid: region(torch.rand(attribution.shape, generator=self.generator), valid)
 
 
 def main() -> None:
