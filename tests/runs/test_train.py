@@ -330,9 +330,12 @@ def test_broken_config_file(tmp_path: Path, capsys: Captured, content: str | Non
 
 def test_the_spread_of_seeds_is_that_of_a_sample(folder: Path) -> None:
     scores, metrics = [0.5, 0.75, 0.9], tiny.read_metrics(folder / "run")
-    found = summarise([metrics | {"all_scores": {"dev": {"accuracy": score}}} for score in scores])
+    constant = [{"dev": {"answer": "no", "scores": {"accuracy": score / 2}}} for score in scores]  # on held-out rows
+    of_seeds = zip(scores, constant, strict=True)
+    found = summarise([metrics | {"all_scores": {"dev": {"accuracy": s}}, "baseline": c} for s, c in of_seeds])
     expected = {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "values": scores}
     assert found["all_scores"] == {"dev": {"accuracy": expected}}
+    assert found["baseline"]["dev"]["scores"]["accuracy"] == pytest.approx(expected["mean"] / 2)
 
 
 # Options that contradict each other are refused before anything is read, and the refusal names one of them

@@ -572,6 +572,15 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             part: {name: moments([run["all_scores"][part][name] for run in runs]) for name in scores}
             for part, scores in scored.items()
         },
-        "baseline": first["baseline"],
+        "baseline": {
+            part: {
+                "answer": found["answer"],  # of the first seed; its scores may be those of other rows
+                "scores": {
+                    name: statistics.fmean(run["baseline"][part]["scores"][name] for run in runs)
+                    for name in found["scores"]
+                },
+            }
+            for part, found in first["baseline"].items()
+        },
         "runs": [run["output_dir"] for run in runs],
     }
