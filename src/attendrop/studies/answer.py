@@ -247,7 +247,8 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
         return one if differences else "Nothing is compared with the reference: there are no intervals."
     config, trained = run.get("config", {}), ", with the same training rows"
     if config.get("shots"):
-        trained = f" and other samples of {config['shots']} training rows per class"
+        per_class = " per class" if run["data"]["rows"]["train"] > config["shots"] else ""  # or in all
+        trained = f" and other samples of {config['shots']} training rows{per_class}"
     elif config.get("max_train_samples"):
         trained = f" and other samples of {config['max_train_samples']} training rows"
     if not any(each.components for each in (*differences, *found)):
