@@ -200,8 +200,9 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
         columns["index"] = [-1] * len(texts)  # that of no row of a file
         kept = concatenate_datasets([kept, Dataset.from_dict(columns, features=kept.features)])
-    selection, reward = (None if rows is None else with_others(rows) for rows in (selection, reward))
-    report = {name: with_others(rows) for name, rows in report.items()}
+    whole = {id(rows): with_others(rows) for rows in held_out}  # of one set under two names, one: see `Parts.named`
+    selection, reward = (None if rows is None else whole[id(rows)] for rows in (selection, reward))
+    report = {name: whole[id(rows)] for name, rows in report.items()}
     parts = Parts(with_others(kept), selection, report, reward, len(texts), left_out)
     if config.unlabelled is None:
         return parts
