@@ -56,6 +56,7 @@ from attendrop.wording import counted
 
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
 _WEIGHTS = "baseline.safetensors"
+_UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
 _WORD = re.compile(r"\w")
 _TERMS: tuple[dict[str, Any], ...] = (
@@ -345,13 +346,17 @@ class RunModel:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
+        unknown = 0
         for start in range(0, len(rows), CHUNK_ROWS):
             some = read[start : start + CHUNK_ROWS]
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
-            outputs = reads.checked(self.outputs(columns, task, Source())[1])
+            encoded, outputs = self.outputs(columns, task, Source())
+            outputs, unknown = reads.checked(outputs), unknown + unknown_rows(encoded, self.tokenizer)
             answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
             found += with_acceptance(answers, outputs, self.accept)
+        if unknown:
+            logger.warning(_UNKNOWN, unknown, len(rows))
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
@@ -625,8 +630,7 @@ class _Rows:
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if unknown:  # as in large files
-            told = "%d of %d rows have no token that the model knows: their predictions mean nothing."
-            logger.warning(told, unknown, self.done)
+            logger.warning(_UNKNOWN, unknown, self.done)
         skipped, file = self.bad.skipped, source.skipped_file
         if skipped:
             if file is not None:
