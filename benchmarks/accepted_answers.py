@@ -39,8 +39,8 @@ WANTED = 0.95
 CELLS = [
     *(("unknown", "linear", data, shots, 10) for data in ("hwu64", "banking77") for shots in (5, 10)),
     *(("promise", "linear", data, shots, 20) for data in ("hwu64", "banking77") for shots in (5, 10)),
-    *(("unknown", "fine-tuned", data, 5, 2) for data in ("hwu64", "banking77")),
     ("promise", "fine-tuned", "hwu64", 5, 20),
+    *(("unknown", "fine-tuned", data, 5, 2) for data in ("hwu64", "banking77")),
 ]
 KEY = ["part", "kind", "data", "shots"]
 Logits = Callable[[Rows], np.ndarray]
