@@ -8,12 +8,14 @@ import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from helpers import tiny, zoo
 from helpers.command_line import Captured
 from sklearn.utils.class_weight import compute_class_weight
@@ -26,8 +28,16 @@ from attendrop.runs.config import RunConfig, Source, preset, run_file
 from attendrop.runs.data import resolve_run
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.run_folder import holds_run
-from attendrop.runs.run_trainer import balanced_loss, epoch_metrics, has_stopped, num_epochs, run_arguments
+from attendrop.runs.run_trainer import (
+    balanced_loss,
+    epoch_metrics,
+    has_stopped,
+    held_out_temperature,
+    num_epochs,
+    run_arguments,
+)
 from attendrop.runs.train import divide_logits, summarise, train
+from attendrop.tasks.types.classification import Classification
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +217,16 @@ def test_all_logits_are_divided(family: str) -> None:
         divide_logits(model, 2.5)
         after = model(**batch).logits
     torch.testing.assert_close(after * 2.5, before)
+
+
+def test_calibration_counts_texts_and_not_their_windows(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attendrop.runs.run_trainer._outputs", lambda *_: (np.eye(2), 0.0))
+    windows = Dataset.from_dict({"labels": [0, 0, 1, 1, 1], "document": [0, 0, 1, 1, 1]})
+    run: Any = SimpleNamespace(task=SimpleNamespace(type=Classification(("no", "yes"))))
+    held_out_temperature(run, run, windows)
+    assert "Probabilities are calibrated on 2 rows" in caplog.text
 
 
 def test_probabilities_change_and_predictions_stay(files: Path, caplog: pytest.LogCaptureFixture) -> None:
