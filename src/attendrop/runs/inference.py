@@ -378,7 +378,7 @@ def load_run(
     options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
-        task_type = baseline.task_type.with_options({**options.get("task_options", {}), **task_options})
+        task_type = baseline.task_type.with_options(options.get("task_options", {}) | {**task_options})
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
