@@ -89,8 +89,11 @@ def test_accuracy_at_coverage_is_that_of_the_most_confident_rows() -> None:
     assert [each["accuracy"] for each in curve] == pytest.approx([1] * 5 + [10 / n for n in (12, 14, 16, 18, 20)])
 
 
-def test_the_threshold_is_kept_predicted_with_and_told(files: Path, capsys: Captured) -> None:
-    metrics = train(tiny.config(files, method="finetune", accept=ACCEPT, **LINEAR, **data_of(files)))
+def test_the_threshold_is_kept_predicted_with_and_told(
+    files: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"amx_bf16": True})  # as if bfloat16 were fast
+    metrics = train(tiny.config(files, method="finetune", accept=ACCEPT, bf16=True, **LINEAR, **data_of(files)))
     kept = metrics["accept"]
     assert kept["threshold"] is not None and kept == tiny.read_metrics(files / "run")["accept"]
     assert promise(kept) in (files / "run" / "README.md").read_text(encoding="utf-8")
@@ -105,6 +108,8 @@ def test_the_threshold_is_kept_predicted_with_and_told(files: Path, capsys: Capt
     texts = [(row["sentence1"], row["sentence2"]) for row in csv.DictReader((files / "scored.csv").open())]
     answers = load(run).predict(texts, probabilities=True)
     assert [str(row["accepted"]) for row in answers] == [row["accepted"] for row in rows]
+    # The threshold is one of full precision.
+    assert [float(row["confidence"]) for row in rows] == pytest.approx([row["confidence"] for row in answers], abs=2e-5)
     # Told on the rows that chose it, and drawn.
     capsys.readouterr()
     assert cli.main(["evaluate", run, "--report"]) == 0

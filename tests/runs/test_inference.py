@@ -426,3 +426,22 @@ def test_texts_that_the_model_cannot_read_are_refused(pruned: Path, tmp_path: Pa
             predict(str(pruned / "run"), source, "out.csv")
         else:
             attendrop.load(pruned / "run").predict(texts)
+
+
+def test_a_model_without_the_files_of_its_run_reads_as_it_was_trained(
+    files: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it is on the hub: only the weights, the configuration, the tokenizer and the card are uploaded."""
+    long = {"text_columns": ("sentence1",), "max_length": 6, "long_texts": "windows", "selection_fraction": 0.0}
+    train(tiny.config(files, method="finetune", epochs=None, max_steps=1, head_init="random", **long))
+    texts = [tiny.sentence(number) for number in range(5, 25, 6)]
+    whole = attendrop.load(files / "run").predict(texts, probabilities=True)
+    card = (files / "run" / "README.md").read_text(encoding="utf-8")
+    assert "With transformers alone; texts over 6 tokens are cut here, as they were not in training:" in card
+    for name in ("run.json", "metrics.json"):
+        (files / "run" / name).unlink()
+    assert attendrop.load(files / "run").predict(texts, probabilities=True) == whole
+    with pytest.raises(AttendropError, match="No text-columns are given"):
+        evaluate(str(files / "run"), Source(file=str(files / "dev.csv")))
+    attendrop.load(files / "run").predict([*texts, "xyz"])
+    assert "1 of 5 rows have no token that the model knows" in caplog.text

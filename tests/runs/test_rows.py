@@ -78,6 +78,7 @@ def test_other_columns_are_read_in_front_of_the_text_and_change_no_split(files: 
     scores = [row_scores(task, outputs, np.array([0, 1] * 5), each.report["dev"]) for each in (alone, found)]
     assert scores[0] is not None and scores[1] is not None
     assert scores[0].as_dict() == scores[1].as_dict()  # which are paired
+    assert [*parts(files, **how, with_columns=["sentence2"], protocol="paper").named] == ["train", "dev"]
     with pytest.raises(AttendropError, match="the column 'label' is given twice; text, label and other columns must"):
         parts(files, **how, with_columns=["label"])
     with pytest.raises(AttendropError, match="with-columns and unlabelled do not go together"):
@@ -213,6 +214,15 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
         "1 of 7 rows of train have no token that the model knows.",
         "1 of 4 rows of dev have no token that the model knows.",
     ]
+
+
+def test_texts_are_the_same_but_for_case_spaces_and_unicode_forms_as_in_inspect(
+    tokenizer: hf.PreTrainedTokenizerBase,
+) -> None:
+    train = [("A cat\u00e9", "no"), ("a  CATe\u0301 ", "yes"), ("the dog", "yes")]
+    report = report_of(tokenizer, train, [("THE DOG", "yes"), ("a bird", "no")])
+    assert report["parts"]["dev"]["in_train"] == report["parts"]["train"]["duplicates"] == 1
+    assert report["conflicts"] == {"texts": 1, "rows": 2, "example": "'A cat\u00e9': 'no', 'yes'"}
 
 
 def test_a_text_is_cut_where_the_model_ends(tokenizer: hf.PreTrainedTokenizerBase) -> None:

@@ -8,12 +8,14 @@ import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from helpers import tiny, zoo
 from helpers.command_line import Captured
 from sklearn.utils.class_weight import compute_class_weight
@@ -26,8 +28,16 @@ from attendrop.runs.config import RunConfig, Source, preset, run_file
 from attendrop.runs.data import resolve_run
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.run_folder import holds_run
-from attendrop.runs.run_trainer import balanced_loss, epoch_metrics, has_stopped, num_epochs, run_arguments
+from attendrop.runs.run_trainer import (
+    balanced_loss,
+    epoch_metrics,
+    has_stopped,
+    held_out_temperature,
+    num_epochs,
+    run_arguments,
+)
 from attendrop.runs.train import divide_logits, summarise, train
+from attendrop.tasks.types.classification import Classification
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +219,16 @@ def test_all_logits_are_divided(family: str) -> None:
     torch.testing.assert_close(after * 2.5, before)
 
 
+def test_calibration_counts_texts_and_not_their_windows(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attendrop.runs.run_trainer._outputs", lambda *_: (np.eye(2), 0.0))
+    windows = Dataset.from_dict({"labels": [0, 0, 1, 1, 1], "document": [0, 0, 1, 1, 1]})
+    run: Any = SimpleNamespace(task=SimpleNamespace(type=Classification(("no", "yes"))))
+    held_out_temperature(run, run, windows)
+    assert "Probabilities are calibrated on 2 rows" in caplog.text
+
+
 def test_probabilities_change_and_predictions_stay(files: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = {"method": "finetune", "selection_fraction": 0.3, "refit": True, "epochs": 1}
     plain = train(tiny.config(files, "plain", **options))
@@ -330,9 +350,12 @@ def test_broken_config_file(tmp_path: Path, capsys: Captured, content: str | Non
 
 def test_the_spread_of_seeds_is_that_of_a_sample(folder: Path) -> None:
     scores, metrics = [0.5, 0.75, 0.9], tiny.read_metrics(folder / "run")
-    found = summarise([metrics | {"all_scores": {"dev": {"accuracy": score}}} for score in scores])
+    constant = [{"dev": {"answer": "no", "scores": {"accuracy": score / 2}}} for score in scores]  # on held-out rows
+    of_seeds = zip(scores, constant, strict=True)
+    found = summarise([metrics | {"all_scores": {"dev": {"accuracy": s}}, "baseline": c} for s, c in of_seeds])
     expected = {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "values": scores}
     assert found["all_scores"] == {"dev": {"accuracy": expected}}
+    assert found["baseline"]["dev"]["scores"]["accuracy"] == pytest.approx(expected["mean"] / 2)
 
 
 # Options that contradict each other are refused before anything is read, and the refusal names one of them

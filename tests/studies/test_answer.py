@@ -295,6 +295,23 @@ def test_scores_that_flatter_are_marked(name: str) -> None:
 # Output --------------------------------------------------------------------------------------------------------------
 
 
+def test_evaluation_rows_that_were_trained_on_are_told() -> None:
+    found = runs("finetune", PLAIN)
+    for run, known in zip(found, (0, 3, 1, 0, 2), strict=True):
+        run["data"] = run["data"] | {
+            "report": {"parts": {"train": {"rows": 50}, "dev": {"rows": 20, "in_train": known}}}
+        }
+    told = "3 of 20 evaluation rows have a text that is in the training rows, too: scores on them are optimistic."
+    assert answer(found).notes == (told,)
+
+
+@pytest.mark.parametrize(("rows", "sample"), [(10, "5 training rows per class"), (5, "5 training rows")])
+def test_a_sample_is_of_each_class_only_where_rows_have_one(rows: int, sample: str) -> None:
+    more: Run = {"config": {"shots": 5}, "data": {"rows": {"train": rows, "dev": 3000}}}
+    found = answer([*runs("finetune", PLAIN, **more), *runs("mixout", BEHIND, **more)])
+    assert f"for other seeds and other samples of {sample}, and other" in found.holds_for
+
+
 def test_texts_of_users_are_no_markup() -> None:
     error = {"method": "r-drop", "options": {}, "seed": 1, "error": "got <class 'int'>\nfor *args, [a](b), `__all__`"}
     of_file = [run | {"config": {"train_file": "max_rows_*.csv"}, "label": "_a*"} for run in FINETUNE]

@@ -52,6 +52,9 @@ DEFAULT_TEST_FRACTION = 0.25
 OF_FILES = ("eval_file", "text_columns", "with_columns", "label_column", "label_map", "unknown_labels", "skip_bad_rows")
 DATA = ("train_file", "eval_file", "label_map", "label_names", "unlabelled")
 PATHS = (*DATA, "data_dir", "model")
+# Options by which a model reads rows, which its configuration has, too, for folders without those of the run, as on the
+# hub; and their name there.
+READ_BY, AS_TRAINED = ("max_length", "long_texts", "with_columns", "task_options"), "attendrop_options"
 _KINDS = table.LABEL_TYPES
 # Pairs of options of which one can be given, and why.
 _CONFLICTS = (

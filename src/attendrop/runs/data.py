@@ -200,8 +200,9 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
         columns["index"] = [-1] * len(texts)  # that of no row of a file
         kept = concatenate_datasets([kept, Dataset.from_dict(columns, features=kept.features)])
-    selection, reward = (None if rows is None else with_others(rows) for rows in (selection, reward))
-    report = {name: with_others(rows) for name, rows in report.items()}
+    whole = {id(rows): with_others(rows) for rows in held_out}  # of one set under two names, one: see `Parts.named`
+    selection, reward = (None if rows is None else whole[id(rows)] for rows in (selection, reward))
+    report = {name: whole[id(rows)] for name, rows in report.items()}
     parts = Parts(with_others(kept), selection, report, reward, len(texts), left_out)
     if config.unlabelled is None:
         return parts
@@ -265,11 +266,11 @@ def data_report(
     ``parts`` have the ``rows`` of each, what :meth:`TaskType.describe_labels` says of them, how many are ``truncated``,
     ``unknown`` (without a known token), ``duplicates`` (of a text of an earlier row) and ``in_train``, and the counts
     of ``unknown_labels``. ``conflicts`` are texts of train with several labels; ``similar_classes`` differ in case
-    only.
+    only, and so may texts that are called the same.
     """
     task_type = data.task.type
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-    texts = {name: task_type.texts(rows) for name, rows in parts.named.items()}
+    texts = {name: [tuple(map(plain, text)) for text in task_type.texts(rows)] for name, rows in parts.named.items()}
     described: dict[str, dict[str, Any]] = {}
     for name, rows in parts.named.items():
         columns = columns_of(encoded.named[name])
@@ -300,6 +301,7 @@ def data_report(
     conflicts: dict[str, Any] = {"texts": len(several), "rows": sum(map(len, several.values())), "example": None}
     if several:
         text, given = next(iter(several.items()))
+        text = task_type.texts(parts.train)[texts["train"].index(text)]  # as it is written
         names = dict.fromkeys(task_type.shown_label(label) for label in sorted(given, key=str))
         shown = " | ".join(text)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."

@@ -36,7 +36,7 @@ from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack
 from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
-from attendrop.runs.config import RunConfig, Source, refuse_options_of_files
+from attendrop.runs.config import AS_TRAINED, RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
@@ -56,6 +56,7 @@ from attendrop.wording import counted
 
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
 _WEIGHTS = "baseline.safetensors"
+_UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
 _WORD = re.compile(r"\w")
 _TERMS: tuple[dict[str, Any], ...] = (
@@ -297,7 +298,7 @@ def tf_idf(vectorizers: Sequence[TfidfVectorizer], texts: Sequence[tuple[str, ..
 
 @dataclass(frozen=True)
 class RunModel:
-    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run.
+    """Loaded model with its head, and the options of its run; of a folder without them, those of its configuration.
 
     ``accept`` says which answers are accepted (:func:`attendrop.tasks.error_analysis.choose_threshold`); None if it is
     not known, because ``--accept`` was not asked for.
@@ -345,13 +346,17 @@ class RunModel:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
+        unknown = 0
         for start in range(0, len(rows), CHUNK_ROWS):
             some = read[start : start + CHUNK_ROWS]
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
-            outputs = reads.checked(self.outputs(columns, task, Source())[1])
+            encoded, outputs = self.outputs(columns, task, Source())
+            outputs, unknown = reads.checked(outputs), unknown + unknown_rows(encoded, self.tokenizer)
             answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
             found += with_acceptance(answers, outputs, self.accept)
+        if unknown:
+            logger.warning(_UNKNOWN, unknown, len(rows))
         return found if probabilities else [row[reads.answer_column] for row in found]
 
     def text_columns(self) -> tuple[str, ...]:
@@ -371,10 +376,9 @@ def load_run(
     """
     run_folder.check_finished(run_dir)
     options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
-    task_options = {**options.get("task_options", {}), **task_options}
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
-        task_type = baseline.task_type.with_options(task_options)
+        task_type = baseline.task_type.with_options(options.get("task_options", {}) | {**task_options})
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
@@ -383,7 +387,8 @@ def load_run(
     else:
         tokenizer = task_type_of_model(model.config).load_tokenizer(run_dir)
         fit_tokenizer(run_dir, model, tokenizer)
-    task_type = task_type_of_model(model.config).with_options(task_options)
+    options = options or getattr(model.config, AS_TRAINED, {})
+    task_type = task_type_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
     task_type.prepare(model, tokenizer)
     return RunModel(run_dir, model, tokenizer, task_type, options, accept)
 
@@ -502,7 +507,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
     if report:
         train = None
         try:
-            if model.options:
+            if "model" in model.options:
                 config = RunConfig(**model.options, output_dir=model.folder)
                 train = divide(config, load_data(config)).real.train
         except (AttendropError, OSError):
@@ -602,7 +607,8 @@ class _Rows:
         unknown, last_line = 0, time.monotonic()
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
             device = compute_device(source.device)
-            bf16 = bool(model.options.get("bf16")) and not labelled  # scores are those of the run, in full precision
+            # Scores, and the least confidence of an answer that is accepted, are of full precision.
+            bf16 = bool(model.options.get("bf16")) and not labelled and model.accept is None
             to_fastest_form(model.model, model.tokenizer, device, bf16=bf16)
 
         for chunk in self.chunks:
@@ -624,8 +630,7 @@ class _Rows:
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if unknown:  # as in large files
-            told = "%d of %d rows have no token that the model knows: their predictions mean nothing."
-            logger.warning(told, unknown, self.done)
+            logger.warning(_UNKNOWN, unknown, self.done)
         skipped, file = self.bad.skipped, source.skipped_file
         if skipped:
             if file is not None:
@@ -674,7 +679,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
             format=(source.input_format or "csv") if file == STDIN else None,
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
-    elif split == "dev" and model.options:
+    elif split == "dev" and "model" in model.options:
         lost = "its held-out rows are no longer known; give --eval-file."
         run = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost)
         part = run.parts.report.get("dev")

@@ -13,6 +13,7 @@ from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.support.files import lasting_name
 from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.table import files_of
+from attendrop.tasks.tokenization import HEAD
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import counted, in_markdown, interval_of, score_text
 
@@ -68,6 +69,10 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     loading = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if is_adapter:
         loading = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
+    if config.get("with_columns"):
+        loading += "; texts begin as above"
+    if config.get("long_texts") not in (None, HEAD):
+        loading += f"; texts over {config['max_length']} tokens are cut here, as they were not in training"
     texts, trusted = len(metrics["data"]["text_columns"]), "" if stock else ", trust_remote_code=True"
     usage = usage_of(task_type, texts, config["max_length"], stock=not is_adapter, options=trusted)
     loading = f"{_predicting(metrics, task_type)}\n\n{loading}:\n\n```python\n{usage}\n```"

@@ -425,11 +425,12 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
 
 def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -> float:
     """Fit a temperature to a model's logits on held-out rows; warn if these are few."""
-    if len(rows) < ROWS_FOR_TEMPERATURE:
-        told = "Probabilities are calibrated on %s; with fewer than %d, they may be worse: raise --selection-fraction."
-        logger.warning(told, counted(len(rows), "row"), ROWS_FOR_TEMPERATURE)
     task_type, outputs = run.task.type, _outputs(trainer, run.task, rows)[0]
-    return best_temperature(task_type.checked(outputs), task_type.references(columns_of(rows)))
+    references = task_type.references(columns_of(rows))
+    if (texts := len(references)) < ROWS_FOR_TEMPERATURE:  # which may have several windows each
+        told = "Probabilities are calibrated on %s; with fewer than %d, they may be worse: raise --selection-fraction."
+        logger.warning(told, counted(texts, "row"), ROWS_FOR_TEMPERATURE)
+    return best_temperature(task_type.checked(outputs), references)
 
 
 def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:

@@ -37,7 +37,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs import data, run_folder, run_trainer
-from attendrop.runs.config import RUN_FILE, RunConfig, run_file
+from attendrop.runs.config import AS_TRAINED, READ_BY, RUN_FILE, RunConfig, run_file
 from attendrop.runs.data import Parts, ResolvedRun, cached, digest_of_model, resolve_run
 from attendrop.runs.inference import over_rows
 from attendrop.runs.model_card import CARD, model_card
@@ -328,6 +328,8 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
+    reads = {name: value for name, value in run.given.as_dict().items() if name in READ_BY and value}
+    setattr(transformers_model(model).config, AS_TRAINED, reads)
     stock = not isinstance(transformers_model(model), MeanPooling)
     if has_adapter(model) and stock:
         save_adapter(model, files, lasting_name(run.config.model))
@@ -570,6 +572,15 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             part: {name: moments([run["all_scores"][part][name] for run in runs]) for name in scores}
             for part, scores in scored.items()
         },
-        "baseline": first["baseline"],
+        "baseline": {
+            part: {
+                "answer": found["answer"],  # of the first seed; its scores may be those of other rows
+                "scores": {
+                    name: statistics.fmean(run["baseline"][part]["scores"][name] for run in runs)
+                    for name in found["scores"]
+                },
+            }
+            for part, found in first["baseline"].items()
+        },
         "runs": [run["output_dir"] for run in runs],
     }

@@ -247,7 +247,8 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
         return one if differences else "Nothing is compared with the reference: there are no intervals."
     config, trained = run.get("config", {}), ", with the same training rows"
     if config.get("shots"):
-        trained = f" and other samples of {config['shots']} training rows per class"
+        per_class = " per class" if run["data"]["rows"]["train"] > config["shots"] else ""  # or in all
+        trained = f" and other samples of {config['shots']} training rows{per_class}"
     elif config.get("max_train_samples"):
         trained = f" and other samples of {config['max_train_samples']} training rows"
     if not any(each.components for each in (*differences, *found)):
@@ -798,6 +799,13 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     # What is known of other rows.
     if grouped := next((run["data"]["looks_grouped"] for run in runs if run["data"].get("looks_grouped")), None):
         yield grouped
+    parts = (run["data"].get("report", {}).get("parts", {}).get("dev", {}) for run in runs)
+    part = max(parts, key=lambda each: int(each.get("in_train", 0)), default={})
+    if part.get("in_train"):
+        yield (
+            f"{part['in_train']} of {counted(part['rows'], 'evaluation row')} have a text that is in the training "
+            "rows, too: scores on them are optimistic."
+        )
     groups = max((each.groups for row in rows for each in row.by_row.values() if each.groups < each.rows), default=0)
     if 0 < groups < FEW_GROUPS:
         yield (
