@@ -800,7 +800,7 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     if grouped := next((run["data"]["looks_grouped"] for run in runs if run["data"].get("looks_grouped")), None):
         yield grouped
     parts = (run["data"].get("report", {}).get("parts", {}).get("dev", {}) for run in runs)
-    part = max(parts, key=lambda each: int(each.get("in_train", 0)), default={})
+    part: Mapping[str, Any] = max(parts, key=lambda each: int(each.get("in_train", 0)), default={})
     if part.get("in_train"):
         yield (
             f"{part['in_train']} of {counted(part['rows'], 'evaluation row')} have a text that is in the training "
