@@ -133,6 +133,7 @@ def test_a_wrapped_model_is_trained_as_the_bare_one(method: Any, monkeypatch: An
     zoo.assert_same(*found)
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_a_method_notices_its_hooks() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     compiled = torch.compile(model, backend="eager")
