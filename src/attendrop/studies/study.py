@@ -128,11 +128,13 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
     settings, labels = dict[str, Sequence[RunSpec]](), dict[str, str]()
     for (name, (_, methods, baselines)), config in zip(points.items(), configs, strict=True):
         specs: dict[str, RunSpec] = {}
+        labelled = [
+            (label or labelled_method(method, options), method, options, label) for method, options, label in methods
+        ]
+        labels |= {label: method for label, method, *_ in labelled}
         for seed in dict.fromkeys(seeds):
             called: dict[str, RunSpec] = {}
-            for method, options, own_label in methods:
-                label = own_label or labelled_method(method, options)
-                labels[label] = method
+            for label, method, options, own_label in labelled:
                 own = replace(config, method=method, options=options, seed=seed)
                 spec = RunSpec(own, label=own_label)
                 same = called.setdefault(label, spec)
