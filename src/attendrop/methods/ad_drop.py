@@ -272,11 +272,9 @@ class ADDropState(MethodState):
             if candidates is None:
                 return DroppedScores(plan.sample(q, call), draws=draws)
             found = candidates(call)
-            return (
-                None
-                if found is None
-                else found._replace(mask=plan.sample(q, call).bitwise_and_(found.mask), draws=draws)
-            )
+            if found is None:
+                return None
+            return found._replace(mask=plan.sample(q, call).bitwise_and_(found.mask), draws=draws)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             found = None if candidates is None else candidates(call)
@@ -446,7 +444,8 @@ class RowPass:
         names = [tuple(_name(layer.key, part) for layer in call.layers) for part in range(parts)]
         masks: list[tuple[int, int | slice, _Array, int]] = []  # sequence, layer or all of them, bits and keys
         for number, row in enumerate(self.rows):
-            for part, own in enumerate([self.recorded.get(row, {})] * parts):
+            own = self.recorded.get(row, {})
+            for part in range(parts):
                 of_layers, place = [own.get(name) for name in names[part]], number * parts + part
                 whole = of_layers[0]
                 if whole is not None and whole.layers == names[part] and len({*map(id, of_layers)}) == 1:
