@@ -89,7 +89,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
 # docs/methods.md, from the registry and the benchmark's results; docs/options.md, from RunConfig; docs/models.md, from the results of `make families`;
-# docs/paper_tables.md, from the papers' figures, the recipes and results/.
+# docs/paper_tables.md and docs/paper_twins.md, from the papers' figures, the recipes and results/.
 docs: $(STAMP)
 	$(BIN)/python tools/make_methods.py
 	$(BIN)/python tools/make_options.py

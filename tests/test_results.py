@@ -9,16 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 import alike_table
 import label_names_linear
+import make_paper_tables
 import quoted_figures
 
 from attendrop import ADDrop
 from attendrop.studies.answer import answer
+from attendrop.tasks.metrics import RowScores
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -65,6 +69,28 @@ def test_the_table_of_names_of_classes_follows_from_the_kept_scores() -> None:
     lines = (label_names_linear.RESULTS / "linear-minilm.jsonl").read_text(encoding="utf-8").splitlines()
     table = label_names_linear.table([json.loads(line) for line in lines])
     assert "\n".join(table) in (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+
+
+def test_the_papers_claims_follow_from_the_kept_scores() -> None:
+    assert make_paper_tables.at_full_size() in make_paper_tables.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"), [(0.3, "*holds*"), (0.0, "*not shown*"), (-0.3, "*contradicted*"), (None, "not run")]
+)
+def test_a_claim_is_judged_by_its_interval_over_seeds_and_rows(gain: float | None, verdict: str) -> None:
+    chance, runs = np.random.default_rng(0), []
+    for seed in range(3):
+        for method, rate in (("finetune", 0.5), ("r-drop", None if gain is None else 0.5 + gain)):
+            if rate is not None:
+                right = chance.random(400) < rate
+                rows = RowScores(right, len(right), "data").as_dict()
+                run = {"method": method, "options": {}, "seed": seed, "metric": "accuracy", "score": right.mean()}
+                runs.append(run | {"row_scores": rows, "train_seconds": 1.0})
+    found = make_paper_tables.verdict(runs, make_paper_tables.PLAIN, "R-Drop")
+    assert found.endswith(verdict)
+    if gain is not None:
+        assert found.startswith(f"{100 * np.diff([run['score'] for run in runs]).reshape(-1)[::2].mean():+.1f} [")
 
 
 def _figures(text: str) -> str:

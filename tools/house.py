@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-GENERATED = ("methods.md", "models.md", "options.md", "paper_tables.md", "experiments.md")
+GENERATED = ("methods.md", "models.md", "options.md", "paper_tables.md", "paper_twins.md", "experiments.md")
 
 
 class Size(NamedTuple):

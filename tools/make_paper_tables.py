@@ -1,25 +1,44 @@
-"""Write docs/paper_tables.md: what the papers report, the recipe of each table and figure, and what was measured here.
+"""Write docs/paper_tables.md and docs/paper_twins.md: what the papers report, and what was measured here.
 
-``make docs`` writes the page, ``--check`` only compares. What was measured is in ``results/RECIPE``, where
-``benchmarks/keep_results.py`` puts it.
+``make docs`` writes the pages, ``--check`` only compares. The twins' results are in ``results/small/RECIPE``, where
+``benchmarks/keep_results.py`` puts them; the runs at full size in ``results/full/ENCODER``, from whose scores by row
+the tables are computed.
 """
 
 import json
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from attendrop.reports.tables import score_scale
-from attendrop.studies.study import Study, read_study
+from attendrop.studies.answer import MethodRow, method_rows
+from attendrop.studies.statistics import PairedDifference
+from attendrop.studies.study import read_study
+from attendrop.wording import counted
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
 RECIPES, RESULTS = ROOT / "recipes", ROOT / "results"
-PAGE, DATA = DOCS / "paper_tables.md", DOCS / "paper_tables.yaml"
+DATA, PAGE, TWINS = DOCS / "paper_tables.yaml", DOCS / "paper_tables.md", DOCS / "paper_twins.md"
+# The encoders of the runs at full size, with their names in tables.
+ENCODERS = {"minilm": "MiniLM", "mpnet": "mpnet-base"}
+TASKS = ("cola", "stsb", "mrpc", "rte")
+# What claims and tables call their methods, and the options that tell these from one another.
+PLAIN = "plain fine-tuning"
+_AD_DROP: dict[str, Any] = {"method": "ad-drop", "cross_tuning": True}
+METHODS: dict[str, dict[str, Any]] = {
+    PLAIN: {"method": "finetune"},
+    "AD-DROP": {**_AD_DROP, "attribution": "gradient"},
+    "AD-DROP, recorded": {**_AD_DROP, "attribution": "recorded"},
+    "random positions (RD)": {**_AD_DROP, "attribution": "random"},
+    "R-Drop": {"method": "r-drop"},
+    "AttendOut": {"method": "attendout"},
+}
 
 _HEAD = """\
 # The papers' tables and figures
@@ -27,65 +46,167 @@ _HEAD = """\
 Written by `make docs` from `docs/paper_tables.yaml`, the recipes and `results/`; `make lint` checks that it is up to
 date.
 
-For each table and figure of the papers: its recipe ([recipes/](../recipes/README.md)), what the paper reports, and what
-was measured here. **A twin is not a reproduction**: it has another model, minilm, few training rows and few steps, so
-that it runs on two cores. Its scores are in separate tables, and cannot be compared with the paper's. With few seeds,
-and intervals that are not corrected for the number of methods and data sets, they do not rank methods.
+## The claims at full size
+
+The papers' small tasks with their whole training sets, on encoders that two cores manage: MiniLM (22 M parameters) and
+all-mpnet-base-v2 (110 M, the size of the papers'), by [recipes/full](../recipes/README.md). Neither is an encoder of
+the papers, so what is tested is the claim, and not its figures. Unlike in the papers, nothing is chosen on the
+development set, which is scored once: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five
+epochs, the last is kept. All figures are percent; ours of MRPC are accuracy. A claim *holds* if the 95 % interval of
+the difference, for other seeds and other rows, is above zero, and is *contradicted* if it is below zero; otherwise it
+is *not shown*. Intervals are not corrected for the number of claims.
+
+"""
+_FIGURES = """
+## What the papers report
 
 The papers' figures are quoted, not measured here. "?" marks a cell that is illegible in the text from which they were
-taken.
+taken. Each table and figure has a recipe ([recipes/](../recipes/README.md)) with the paper's models and settings, which
+needs a GPU, and a small [twin](paper_twins.md), which ran.
+"""
+_HEAD_OF_TWINS = """\
+# Twins of the papers' tables
 
-| paper | item | recipe | measured here | twin |
-|---|---|---|---|---|
+Written by `make docs` from the recipes and `results/`; `make lint` checks that it is up to date.
+
+**A twin is not a reproduction** of a [table or figure](paper_tables.md): it has another model, minilm, few training
+rows and few steps, so that it runs on two cores. Its scores cannot be compared with the paper's. With few seeds, and
+intervals that are not corrected for the number of methods and data sets, twins do not rank methods. Percent, mean ±
+standard deviation over seeds; in parentheses the difference from the reference, paired by seed, with its 95 % CI
+(seeds × examples), or (°) seeds only, if runs kept no scores by row; * a model was chosen on the rows on which it is
+scored.
 """
 
 
-def page() -> str:
-    """Return the current content of the page."""
+def pages() -> dict[Path, str]:
+    """Return the current content of both pages."""
     os.environ.setdefault("ATTENDROP_DATA", ".")  # named by recipes; nothing is read from it
-    papers = yaml.load(DATA.read_text(encoding="utf-8"), yaml.BaseLoader)  # numbers as they are written
-    text = _HEAD
+    text, twins = _HEAD + at_full_size() + _FIGURES, _HEAD_OF_TWINS
+    for paper in read_papers():
+        text += f"\n### {paper['paper']}\n\n{paper['source']}.\n" + "".join(map(_item, paper["items"]))
+        twins += f"\n## {paper['paper']}\n\n" + "\n".join(map(_twin, paper["items"]))
+    return {PAGE: text, TWINS: twins}
+
+
+def read_papers() -> list[dict[str, Any]]:
+    """Read the papers' figures and claims, numbers as they are written."""
+    found: list[dict[str, Any]] = yaml.load(DATA.read_text(encoding="utf-8"), yaml.BaseLoader)
+    return found
+
+
+# The runs at full size ------------------------------------------------------------------------------------------------
+
+
+def at_full_size() -> str:
+    """Make the tables of the claims, and of the runs on each encoder, from the scores that are kept."""
+    measured = {name: _full_size(name) for name in ENCODERS}
+    return _claims(read_papers(), measured) + "".join(map(_table_of_runs, ENCODERS, measured.values()))
+
+
+def _full_size(encoder: str) -> dict[str, list[dict[str, Any]]]:
+    """Read the kept runs of an encoder, by task."""
+    file = RESULTS / "full" / encoder / "runs.jsonl"
+    runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return {task: found for task in TASKS if (found := [run for run in runs if run["run"]["task"] == task])}
+
+
+def compared(runs: Sequence[dict[str, Any]], reference: str) -> dict[str, MethodRow]:
+    """Compare the methods that have runs of a task, by their names in :data:`METHODS`."""
+    named = [
+        {**run, "task": "", "data": {"rows": {}}, "label": name}
+        for run in runs
+        for name, method in METHODS.items()
+        if method.items() <= {"method": run["method"], **run["options"]}.items()
+    ]
+    return {row.label: row for row in method_rows(named, reference)}
+
+
+def _claims(papers: Sequence[dict[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Make the table of the papers' claims, each with the verdict on every encoder."""
+    rows = []
     for paper in papers:
-        for found in paper["items"]:
-            full, twin = found["recipe"], f"small/{found['recipe']}"
-            state = "yes" if _answer(full) else f"not run: needs {found['needs']}"
-            text += f"| {paper['paper']} | {found['item']} | {_link(full)} | {state} | {_link(twin)}: "
-            text += f"{'run' if _answer(twin) else 'not run'} |\n"
-    for paper in papers:
-        text += f"\n## {paper['paper']}\n\n{paper['source']}.\n"
-        text += "".join(_item(found) for found in paper["items"])
-    return text
+        for item in paper["items"]:
+            for claim in item.get("claims", ()):
+                before, after = (item["rows"][name] for name in claim["rows"])
+                reference, method = claim["methods"]
+                for column, task in claim["columns"].items():
+                    place = item["columns"].index(column)
+                    cells = [verdict(measured[name].get(task, []), reference, method) for name in ENCODERS]
+                    says = f"{column}: {method} is ahead of {reference}"
+                    rows.append([says, f"{before[place]} → {after[place]} ({paper['paper']}, {item['item']})", *cells])
+    return _table(["claim", "in the paper", *ENCODERS.values()], rows)
+
+
+def verdict(runs: Sequence[dict[str, Any]], reference: str, method: str) -> str:
+    """Judge a claim: how far a method is ahead of another, with its interval, and the word for that."""
+    rows = compared(runs, reference)
+    if not rows.keys() >= {reference, method} or (found := rows[method].difference) is None:
+        return "not run"
+    word = "holds" if found.mean.low > 0 else "contradicted" if found.mean.high < 0 else "not shown"
+    return f"{_points(found)}, {counted(found.n, 'seed')}: *{word}*"
+
+
+def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """Make the table of all methods on an encoder; nothing if there are no runs."""
+    if not tasks:
+        return ""
+    found = {task: compared(runs, PLAIN) for task, runs in tasks.items()}
+    rows = []
+    for name in METHODS:
+        if any(name in of_task for of_task in found.values()):
+            rows.append([name, *(_cell_of_run(of_task[name]) if name in of_task else "" for of_task in found.values())])
+    metrics = [f"{task}, {runs[0]['metric'].replace('_', ' ')}" for task, runs in tasks.items()]
+    facts = json.loads((RESULTS / "full" / encoder / "machine.json").read_text(encoding="utf-8"))
+    machines = "; ".join(f"{each['processor']}, torch {each['torch']}, {each['date']}" for each in facts)
+    return (
+        f"\n### {ENCODERS[encoder]}\n\nPercent, mean ± standard deviation over seeds; in parentheses the difference "
+        f"from {PLAIN} with its 95 % CI (seeds × examples). {machines}.\n\n{_table(['', *metrics], rows)}"
+    )
+
+
+def _cell_of_run(row: MethodRow) -> str:
+    text = f"{100 * row.mean:.1f}" + ("" if row.std is None else f" ± {100 * row.std:.1f}")
+    return text if row.difference is None else f"{text} ({_points(row.difference)})"
+
+
+def _points(found: PairedDifference) -> str:
+    """Format a difference in percentage points, with its interval unless there is one seed only."""
+    low, high = found.mean.low, found.mean.high
+    return f"{100 * found.mean.value:+.1f}" + (f" [{100 * low:+.1f}, {100 * high:+.1f}]" if math.isfinite(low) else "")
+
+
+# The papers' figures, and the twins -----------------------------------------------------------------------------------
 
 
 def _item(found: dict[str, Any]) -> str:
-    rows = [[name, *values] for name, values in found["rows"].items()]
+    recipe = found["recipe"]
     parts = [
-        f"\n### {found['item']}\n\n{_sentence(found['about'])} In the paper:\n",
-        _table(["", *found["columns"]], rows),
+        f"\n#### {found['item']}\n\n{_sentence(found['about'])}\n",
+        _table(["", *found["columns"]], [[name, *values] for name, values in found["rows"].items()]),
     ]
     if note := found.get("note"):
         parts.append(f"{_sentence(note)}\n")
-    parts.append(_measured(found, found["recipe"], f"Not run: needs {found['needs']}.", kind="Recipe"))
-    if missing := found.get("missing"):
-        parts.append(f"Not in the recipe, not run: {missing}.\n")
-    parts.append(_measured(found, f"small/{found['recipe']}", "Not run.", kind="Twin"))
+    missing = f" Not in it: {found['missing']}." if "missing" in found else ""
+    parts.append(f"Recipe {_link(recipe)}: {_size(recipe)}; needs {found['needs']}.{missing}\n")
     return "\n".join(parts)
+
+
+def _twin(found: dict[str, Any]) -> str:
+    """Describe the twin of a table or figure, with the table of its results."""
+    recipe = f"small/{found['recipe']}"
+    answers = json.loads((RESULTS / recipe / "answer.json").read_text(encoding="utf-8"))
+    facts = json.loads((RESULTS / recipe / "machine.json").read_text(encoding="utf-8"))
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("torch", "transformers"))
+    table = _answers(answers["settings"], cost=found.get("cost", False))
+    failed = f"\n{len(answers['failed'])} runs failed.\n" if answers["failed"] else ""
+    title = (
+        f"### {found['item']}\n\n{_link(recipe)}: {_size(recipe)}. {facts['processor']}; {versions}; {facts['date']}."
+    )
+    return f"{title}\n\n{table}{failed}"
 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _measured(found: dict[str, Any], recipe: str, otherwise: str, *, kind: str) -> str:
-    """Describe a recipe, with the table of its results if there are any."""
-    study = read_study(str(RECIPES / f"{recipe}.yaml"))
-    text = f"{kind} {_link(recipe)}: {_size(study)}."
-    answers = _answer(recipe)
-    if answers is None:
-        return f"{text} {otherwise}\n"
-    table = _answers(answers["settings"], cost=found.get("cost", False))
-    failed = f"\n{len(answers['failed'])} runs failed.\n" if answers["failed"] else ""
-    return f"{text} {_machine(recipe)}\n\n{table}{failed}"
 
 
 def _answers(settings: dict[str, Any], *, cost: bool) -> str:
@@ -119,9 +240,9 @@ def _cell(row: dict[str, Any], *, scale: float, cost: bool) -> str:
     return f"{text}, ×{row['time_ratio']:.2f}" if cost and row["time_ratio"] is not None else text
 
 
-def _size(study: Study) -> str:
-    """Say in words how large a study is."""
-    configs = [spec.config for spec in study.specs]
+def _size(recipe: str) -> str:
+    """Say in words how large the study of a recipe is."""
+    configs = [spec.config for spec in read_study(str(RECIPES / f"{recipe}.yaml")).specs]
     rows = sorted({config.max_train_samples for config in configs if config.max_train_samples})
     shots = sorted({config.shots for config in configs if config.shots})
     steps = sorted({config.max_steps for config in configs if config.max_steps})
@@ -141,22 +262,6 @@ def _numbers(values: Sequence[int]) -> str:
     return ", ".join(f"{value:,}" for value in values)
 
 
-def _machine(recipe: str) -> str:
-    facts = json.loads((RESULTS / recipe / "machine.json").read_text(encoding="utf-8"))
-    versions = ", ".join(f"{name} {facts[name]}" for name in ("attendrop", "torch", "transformers"))
-    return (
-        "Percent, mean ± standard deviation over seeds; in parentheses the difference from the reference, paired by "
-        "seed, with its 95 % CI (seeds × examples), or (°) seeds only, if runs kept no scores by row; * a model was "
-        "chosen on the rows on which it is scored. "
-        f"{facts['processor']}; {versions}; {facts['date']}."
-    )
-
-
-def _answer(recipe: str) -> dict[str, Any] | None:
-    path = RESULTS / recipe / "answer.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
 def _link(recipe: str) -> str:
     return f"[{recipe}](../recipes/{recipe}.yaml)"
 
@@ -167,11 +272,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Write the page, or compare it."""
-    if "--check" not in sys.argv:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page():
-        sys.exit("docs/paper_tables.md is not up to date; run `make docs`.")
+    """Write the pages, or compare them."""
+    for file, text in pages().items():
+        if "--check" not in sys.argv:
+            file.write_text(text, encoding="utf-8")
+        elif file.read_text(encoding="utf-8") != text:
+            sys.exit(f"docs/{file.name} is not up to date; run `make docs`.")
 
 
 if __name__ == "__main__":
