@@ -110,6 +110,10 @@ def test_the_threshold_is_kept_predicted_with_and_told(
     assert [str(row["accepted"]) for row in answers] == [row["accepted"] for row in rows]
     # The threshold is one of full precision.
     assert [float(row["confidence"]) for row in rows] == pytest.approx([row["confidence"] for row in answers], abs=2e-5)
+    again = ["predict", run, str(files / "scored.csv"), "--output", str(written), "--overwrite", "--max-length"]
+    for length, marked in (("24", True), ("7", False)):  # that of the run, and another
+        assert cli.main([*again, length]) == 0
+        assert ("accepted" in written.read_text(encoding="utf-8").partition("\n")[0]) == marked
     # Told on the rows that chose it, and drawn.
     capsys.readouterr()
     assert cli.main(["evaluate", run, "--report"]) == 0

@@ -299,6 +299,7 @@ HELD = {"test_fraction": 0.25}  # rows that a run needs stay held out
     ("options", "recommended", "baseline", "expected"),
     [
         ({}, "mixout", None, ALL | {"method": "mixout", "seed": 0, "selection_fraction": 0.0, "refit": False}),
+        ({"calibrate": True}, "mixout", None, ALL | {"selection_fraction": 0.1, "refit": True}),
         ({"lora": {"r": 2}, "patience": 2}, "frozen", None, FROZEN),  # a linear model on the encoder
         ({"protocol": "paper"}, "tfidf", "tfidf", ALL | {"protocol": "held-out"}),  # no model of transformers
         ({"protocol": "paper"}, "mixout", None, HELD),  # chooses the epoch on the evaluation rows

@@ -128,3 +128,6 @@ def test_auto_leaves_out_what_cannot_be_loaded(folder: Path, monkeypatch: pytest
     assert "Left out, because they cannot be loaded here: thenlper/gte-small, BAAI/" in found.sentences[1]
     with pytest.raises(AttendropError, match="no network"):
         screen(config, ["minilm", str(folder / "large")])
+    monkeypatch.setattr(screening, "load_for", lambda *_: pytest.fail("read before all names were looked at"))
+    with pytest.raises(AttendropError, match="missing"):
+        screen(config, ["minilm", str(folder / "missing")])

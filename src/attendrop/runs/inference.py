@@ -535,7 +535,7 @@ def predict(
 
     ``output`` is a .tsv, .csv, .jsonl or .conll file, unless ``format`` says another; ``"-"`` is standard output. For
     GLUE tasks it gets the columns of a submission. If the run was asked which answers to ``accept``, tables have
-    ``confidence`` and ``accepted``. ``probabilities`` writes those of all classes, ``keep_columns`` also the columns of
+    ``confidence`` and ``accepted``, but not at another ``max_length``. ``probabilities`` writes those of all classes, ``keep_columns`` also the columns of
     the input file, ``escape_formulas`` an apostrophe before cells that spreadsheets would compute.
 
     Returns:
@@ -548,9 +548,13 @@ def predict(
     _check_outputs(run_dir, source, *([] if output == STDIN else [output]))
     model = load_run(run_dir, source.task_options)
     rows = _open_rows(model, source, "test")
+    accept = model.accept if rows.reading is None else None
+    if accept is not None and source.max_length not in (None, model.options.get("max_length")):
+        logger.warning("Which answers to accept is known for the run's max-length only: none is marked.")
+        accept = None
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
-        escape_formulas=escape_formulas, bad=rows.bad, accept=model.accept if rows.reading is None else None,
+        escape_formulas=escape_formulas, bad=rows.bad, accept=accept,
     ) as writer:  # fmt: skip
         for chunk, _, outputs in rows.outputs(model, source, labelled=False):
             writer.write(chunk.columns, outputs, chunk.table)

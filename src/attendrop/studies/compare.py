@@ -463,7 +463,7 @@ def best_model(
         on_evaluation_rows = own.rewarded_on == "eval" or own.protocol == "paper"
         changes: dict[str, Any] = {} if on_evaluation_rows else dict(everything)
         # Rows held out to choose the epoch are finally trained on.
-        chooses = own.patience is not None or own.selection_fraction
+        chooses = own.patience is not None or own.selection_fraction or own.calibrate
         changes |= {"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False}
         changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
     else:

@@ -21,7 +21,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.inference import frozen_features
-from attendrop.runs.model_loading import load_for
+from attendrop.runs.model_loading import load_config, load_for
 from attendrop.studies import FROZEN
 from attendrop.studies.answer import MethodRow, ends, number, p_text, signed
 from attendrop.studies.baselines import defined_for
@@ -171,6 +171,9 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
     groups = np.array(groups_of(real, task))
     if groups.max(initial=0) == 0:
         raise AttendropError(f"{counted(len(real), 'row')} of one text or group cannot be held out; omit models.")
+    for name in models:  # a mistake in a name is told before the others are read
+        if name != AUTO:
+            load_config(name)
     for name in dict.fromkeys(each for given in models for each in (PUBLISHED if given == AUTO else [given])):
         try:
             encoder, tokenizer = load_for(name, task)[:2]
