@@ -276,6 +276,21 @@ def test_other_columns_and_classes_that_are_asked_for_are_left_alone(tmp_path: P
         assert inspect_files(file, label_type="class").labels == {label: 6 for label in labels}
 
 
+@pytest.mark.parametrize("several", ['["bug", "idea"]', '{"choices": ["bug", "idea"]}', ["bug", "idea"], {"a": "bug"}])
+def test_lists_and_objects_among_names_are_no_names(several: Any, tmp_path: Path) -> None:
+    """Exports that write one choice as its name had classes such as '{"choices": ["bug", "idea"]}'."""
+    for labels in (["bug", "idea", several], [several, "bug", "idea"]):
+        file = write(tmp_path, labels)
+        message = r"the labels mix lists or objects, such as .*, with names, such as 'bug' \(.*, (line|row) "
+        assert inspect_files(file, **GIVEN).unclear
+        for read in (partial(check_files, eval_file=None), load_files):
+            with pytest.raises(AttendropError, match=message):
+                read(train_file=file, **GIVEN)
+        with nullcontext() if str(several)[0] == "[" else pytest.raises(AttendropError, match="is not a list of labels"):
+            found = load_files(train_file=file, **GIVEN, label_type="labels")
+            assert found.task.label_names == ("bug", "idea")
+
+
 def test_a_study_refuses_them_before_its_first_run(tmp_path: Path) -> None:
     file = write(tmp_path, [[0, 1], [1, 1]])
     (tmp_path / "study.yaml").write_text(f"data: [{{train_file: {file}}}]\nmethods: [finetune]\nseeds: 1\n")

@@ -360,8 +360,8 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
     """Recognise the type of labels, as they are meant, one of ``LABEL_TYPES``; warn of words for what is not there.
 
     Labels are tags if texts are lists of words, entities if most labels are lists of spans of characters, several
-    labels if they are lists, numbers if at least one, in any table, has a decimal fraction or an exponent, otherwise
-    classes, words also if each has a single row. The training rows come first.
+    labels if they are lists, and not names in other rows, numbers if at least one, in any table, has a decimal fraction
+    or an exponent, otherwise classes, words also if each has a single row. The training rows come first.
 
     Returns:
         The type, and why it is unclear, a sentence; empty if it is not.
@@ -371,7 +371,19 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         return "tags", ""
     if holds_spans(train, text_columns, column):
         return "spans", ""
-    if listed(next(filter(written, values), next((each for each in values if each is not None), None))) is not None:
+    first: dict[bool, str] = {}  # where a list or an object is first, and a name or a number
+    for table in tables:
+        for place, value in zip(table.places, table.column(column), strict=True):
+            if (label := written(value)).lower() not in ("", "nan"):
+                first.setdefault(isinstance(parsed(value), list | dict), f"{label[:60]!r} ({table.path}, {place})")
+    several = listed(next(filter(written, values), next((each for each in values if each is not None), None)))
+    if len(first) > 1:
+        unclear = (
+            f"column {column!r}: the labels mix lists or objects, such as {first[True]}, with names, such as "
+            f"{first[False]}; write {_MANY}, in all rows, or set --label-type class if they are classes."
+        )
+        return "class" if several is None else "labels", unclear
+    if several is not None:
         return "labels", ""
     found: dict[str, str] = {}  # where each label is first
     for table in tables:
@@ -773,13 +785,13 @@ def check_files(
     if len(files_of(train_file)) > 1:
         return None
     found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
+    if found.unclear:
+        raise AttendropError(found.unclear)
     plain = found.label_column is not None and found.label_type in ("class", "number")
     for table in filter(None, (found.table, found.evaluated)) if plain else ():
         for name in found.text_columns:
             table = table.read([name], read_text, found.bad)
         table.read([str(found.label_column)], read_class, found.bad)
-    if found.unclear:
-        raise AttendropError(found.unclear)
     if plain and len(labels := set(found.written_labels) - {""}) == 1:
         what = "number" if found.label_type == "number" else "class"
         raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")
