@@ -149,6 +149,14 @@ def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
     assert chunk.columns["label"] == data.splits["train"]["label"][:]
 
 
+@pytest.mark.parametrize("label_type", ["auto", "number"])
+def test_decimal_commas_beside_points_are_refused(label_type: str, tmp_path: Path) -> None:
+    """1.250 was read as 1.25, beside 999,50 as 999.50."""
+    (tmp_path / "a.csv").write_text("text;label\nthe cat;999,50\na dog;1.250\nit;12\n")
+    with pytest.raises(AttendropError, match=r"'999,50' .*write numbers with a decimal point"):
+        load_files(train_file=tmp_path / "a.csv", **GIVEN, label_type=label_type)
+
+
 def test_a_repeated_header_is_told_and_rows_that_are_all_skipped_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nx one,pos\ny two,neg\ntext,label\nz three,pos\n")
     with pytest.warns(UserWarning, match="the label 'label' .*line 4.* is also the name of the column"):

@@ -257,7 +257,7 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     so does a vector whose places have names, see :func:`vector_names`; a row with other values is reported to ``bad``.
     Labels that ``meanings`` lacks are kept. A value may hold several labels if the label type is "labels". If labels
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
-    semicolons, as spreadsheets write it.
+    semicolons, as spreadsheets write it, unless others have points.
     """
     if column is None:
         return table
@@ -299,7 +299,10 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
         table = table.with_column(column, labels)
     if table.delimiter == ";" and label_type in ("auto", "number"):
         texts = [str(value).strip() for value in labels]
-        points = [text if "." in text else text.replace(",", ".") for text in texts]
+        numeric = [text for text in set(texts) if number_form(text.replace(",", ".")) != "text"]
+        # Beside decimal commas, a point may separate thousands: 1.250 is no 1.25.
+        signs = {sign for text in numeric for sign in ".," if sign in text}
+        points = [text if "." in text or len(signs) > 1 else text.replace(",", ".") for text in texts]
         numbers = [number_form(point) in ("whole", "decimal") for point in points]
         pairs = zip(labels, numbers, strict=True)
         if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
