@@ -96,6 +96,17 @@ def test_a_map_that_matches_no_label_is_refused(tmp_path: Path) -> None:
     load_files(train_file=file, **given)
 
 
+def test_a_map_without_a_header_is_refused(tmp_path: Path) -> None:
+    """Its first row was read as names of columns, and its label stayed."""
+    file, path = tmp_path / "a.csv", tmp_path / "map.csv"
+    file.write_text("text,label\nthe cat,refnud\nit,Refund\na dog,acount\n")
+    for header in ("label,meaning\n", "from,to\n", ""):
+        path.write_text(f"{header}refnud,Refund\nacount,Account\n")
+        message = r"map\.csv begins with 'refnud', a label of .*a\.csv, .*; write label,meaning in a line before it"
+        with nullcontext() if header else pytest.raises(AttendropError, match=message):
+            assert inspect_files(file, **GIVEN, label_map=path).labels == {"Refund": 2, "Account": 1}
+
+
 def load(folder: Path, labels: list[str], **options: Any) -> Any:
     (folder / "map.csv").write_text("from;to\nrefnd;refund\nBilling;billing\n?;\n")
     (folder / "a.csv").write_text("text,label\n" + "".join(f"text,{label}\n" for label in labels))

@@ -333,6 +333,12 @@ def read_meanings(
         values = names if len(names) > 1 else train.column(names[0]) if names else []
         found = {written(value) for value in values if not is_missing(value)}
         found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+        header = read_table(label_map).columns
+        if LABEL not in header and header[0] in found:
+            raise AttendropError(
+                f"the label map {label_map} begins with {header[0]!r}, a label of {train.path}, which would be read as "
+                f"the name of a column; write {LABEL},{MEANING} in a line before it."
+            )
         if found and not found & meanings.keys():
             raise AttendropError(
                 f"the label map {label_map} has none of the labels of {train.path}, column {column!r}, such as "
