@@ -266,6 +266,8 @@ def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:
     assert inspect_files(file, label_column="answer").labels == {"accept": 6, "reject": 3, "ignore": 3}
     file.write_text("".join(json.dumps(row | {"answer": "accept"}) + "\n" for row in rows))
     assert inspect_files(file, label_column="accept").labels == {"bug": 12}
+    file.write_text("".join(json.dumps({"text": TEXTS[0], "meta": {"score": n / 9}} | bug) + "\n" for n in range(9)))
+    assert inspect_files(file).label_candidates == ["meta.score", "accept"]  # the score was the label
 
 
 ORDINARY: dict[str, list[Any]] = {
@@ -305,9 +307,9 @@ def test_lists_and_objects_among_names_are_no_names(several: Any, tmp_path: Path
         for read in (partial(check_files, eval_file=None), load_files):
             with pytest.raises(AttendropError, match=message):
                 read(train_file=file, **GIVEN)
-        with nullcontext() if str(several)[0] == "[" else pytest.raises(AttendropError, match="is not a list of labels"):
-            found = load_files(train_file=file, **GIVEN, label_type="labels")
-            assert found.task.label_names == ("bug", "idea")
+        of_names = str(several).startswith("[")
+        with nullcontext() if of_names else pytest.raises(AttendropError, match="is not a list of labels"):
+            assert load_files(train_file=file, **GIVEN, label_type="labels").task.label_names == ("bug", "idea")
 
 
 def test_a_study_refuses_them_before_its_first_run(tmp_path: Path) -> None:
