@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import resolve_run
-from attendrop.tasks.base import Task, encode
+from attendrop.tasks.base import OTHERS, Task, encode
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.metrics import row_scores
@@ -389,6 +389,18 @@ def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
     single = write(tmp_path / "d.csv", [str(n) for n in range(9)])
     with pytest.warns(UserWarning, match="has no value twice: no rows are grouped"):
         load_files(train_file=single, **(options | {"eval_file": None}), group_column="customer")
+
+
+def test_values_of_other_columns_are_the_same_with_and_without_gaps(tmp_path: Path) -> None:
+    """7.0 was another customer than 7, and all rows of "nan" or "n/a" were one customer's."""
+    train = write(tmp_path / "a.csv", ["7.0", "nan", "n/a", "nan", "8", "8.0"])
+    dev = write(tmp_path / "b.csv", ["7", "nan"], key=1)
+    options: dict[str, Any] = {"text_columns": ["text"], "label_column": "label", "eval_file": dev}
+    with pytest.warns(UserWarning, match="1 of 2 rows of .*b.csv are of a group that training rows are of"):
+        found = load_files(train_file=train, **options, group_column="customer")
+    assert found.splits["train"][GROUP][:] == ["7", "", "", "", "8", "8"]
+    found = load_files(train_file=train, **options, with_columns=["customer"])
+    assert {found.splits[name][OTHERS][0] for name in ("train", "dev")} == {"customer: 7 | "}
 
 
 def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path) -> None:
