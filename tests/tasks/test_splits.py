@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.runs.data import resolve_run
 from attendrop.tasks.base import OTHERS, Task, encode
+from attendrop.tasks.class_names import same_text, telling_names
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.metrics import row_scores
@@ -265,6 +266,10 @@ def test_texts_that_are_nearly_the_same_belong_together(other: str, same: bool) 
 
 def test_signs_and_scripts_without_words_are_not_all_the_same() -> None:
     assert near_duplicates([":-)", ":-(", "", "東京は大きい", "東京は大きい。", "大阪は古い"]) == [0, 1, 2, 3, 3, 4]
+    # Signs of vowels are no punctuation: these differ in nothing else.
+    some = ["दिन में पानी", "दान में पीना", "दिन में पानी।", "ปีนี้", "ปูนา", "كَتَبَ", "كُتُب"]
+    assert near_duplicates(some) == [0, 1, 0, 2, 3, 4, 5]
+    assert same_text("दिन") != same_text("दान") and telling_names(["दिन", "दान"]) == ["दिन", "दान"]
 
 
 def test_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.table import UNSPACED, may_be_missing, plain
+from attendrop.tasks.table import MARKS, UNSPACED, may_be_missing, plain
 from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _AT_A_TIME = 4_000_000
 # If near-duplicates leave fewer groups, as where one template makes all texts, they say nothing of what is alike.
 _LEAST_GROUPS = 5
 # Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
-_TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
+_TERM = rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{MARKS}])+"
 
 
 def groups_of(rows: Dataset, task: Task) -> list[int]:
@@ -97,7 +97,7 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
 
     Cosines are those of words and pairs of words. Of more than 20,000 different texts, none are computed.
     """
-    words = [" ".join(re.findall(r"\w+", low)) or low for low in map(plain, texts)]
+    words = [" ".join(re.findall(rf"[\w{MARKS}]+", low)) or low for low in map(plain, texts)]
     found, known = numbered(words), list(dict.fromkeys(words))
     if not 1 < len(known) <= _MOST_COMPARED:
         return found

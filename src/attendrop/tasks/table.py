@@ -151,6 +151,9 @@ _ARRAY = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))*\s
 # Letters of scripts without spaces between words: Chinese and Japanese; Thai, Lao, Burmese and Khmer.
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LONG_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+# Signs of vowels and other marks, which \w does not match: Latin, Hebrew, Arabic, Indic scripts, Thai to Khmer.
+MARKS = "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963"
+MARKS += "\u0971-\u0df3\u0e31-\u0e4e\u0eb1-\u0ece\u0f71-\u0f84\u0f8d-\u0fbc\u102b-\u103e\u1056-\u109d\u17b4-\u17d3"
 _WORD_LIKE = re.compile(rf"[{UNSPACED}]{{1,2}}|[{_LONG_UNSPACED}]{{1,6}}|[^\s{UNSPACED}{_LONG_UNSPACED}]+")
 
 
