@@ -19,6 +19,7 @@ from attendrop.tasks.inspection import check_files, inspect_files, label_variant
 from attendrop.tasks.table import BadRows
 
 GIVEN: dict[str, Any] = {"text_columns": ["text"], "label_column": "label"}
+TAGGED: dict[str, Any] = {"text_columns": ["tokens"], "label_column": "tags"}
 
 
 def test_rows_of_evaluation_that_are_in_training_are_counted_once_each(tmp_path: Path) -> None:
@@ -250,6 +251,15 @@ def test_a_word_in_each_row(label_type: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["line,word,tag", *lines]))
     message = "has a word in each row, and its tag in 'tag'; write a sentence in each row"
     refusals(str(tmp_path / "a.csv"), message, text_columns=["word"], label_column="tag", label_type=label_type)
+
+
+def test_numbers_of_words_are_no_words(tmp_path: Path) -> None:
+    """The texts were "1 2 3" and "1 2", in silence."""
+    file = tmp_path / "a.conll"
+    file.write_text("1\tAnna\tB-PER\n2\tlives\tO\n3\there\tO\n\n1\tHe\tO\n2\tsang\tO\n")
+    refusals(str(file), "'tokens' has numbers of words, and no words; .*'column_2'.* by --text-columns", **TAGGED)
+    data = load_files(train_file=file, **(TAGGED | {"text_columns": ["column_2"]}))
+    assert data.splits["train"]["tokens"][:] == [["Anna", "lives", "here"], ["He", "sang"]]
 
 
 def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:

@@ -499,7 +499,7 @@ def check_form(
     *,
     guessed: bool = False,
 ) -> None:
-    """Refuse labels in a form that is not read, chats, and a multiple choice that nobody asked for.
+    """Refuse labels in a form that is not read, chats, numbers of words, and a multiple choice that nobody asked for.
 
     The error says what the labels are, with an example, and what to do. Labels of training are given as they are meant;
     their column is not known if there is none in ``columns``, and another may be meant if it is ``guessed``.
@@ -510,6 +510,15 @@ def check_form(
             raise AttendropError(
                 f"{table.path}: {name!r} has chats; to classify them, write each as one text. A causal language model "
                 "trains on their replies in Python: examples/sft.py."
+            )
+        rows = [[written(word) for word in listed(value) or ()] for value in _some(table, name)]
+        numbered = (
+            row[0].isdecimal() and row == [str(int(row[0]) + at) for at in range(len(row))] for row in rows if row
+        )
+        if any(len(row) > 1 for row in rows) and all(numbered):
+            raise AttendropError(
+                f"{table.path}: {name!r} has numbers of words, and no words; of the columns {names_of(table.columns)} "
+                "name the one with words by --text-columns; or name a CoNLL-U file .conllu."
             )
     lists = [any(listed(value) is not None for value in _some(table, name, 1)) for name in text_columns]
     if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
