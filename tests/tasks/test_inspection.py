@@ -71,6 +71,7 @@ def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path) -> None:
         ({"hotel": 30, "motel": 28, "C": 9, "C++": 8, "A+": 5, "A": 4, "-1": 9, "1": 8, "1.1": 3, "11": 2}, []),
         ({"<=50K": 9, ">50K": 3, "a.k.a.": 4, "aka": 2}, [["a.k.a.", "aka"]]),
         ({"caf\u00e9": 9, "cafe\u0301": 3, "bar": 2}, [["caf\u00e9", "cafe\u0301"]]),
+        ({"\u2764": 9, "\u2764\ufe0f": 3, "\u2639": 2}, [["\u2764", "\u2764\ufe0f"]]),
     ],
 )
 def test_variants_of_labels_are_found(counts: dict[str, int], groups: list[list[str]]) -> None:

@@ -220,8 +220,9 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
     """Group labels that may be the same: they differ in case, spaces and punctuation; the most frequent are first."""
     groups: dict[str, list[str]] = {}  # by what spellings of a label share
     for label in sorted(counts, key=lambda each: -counts[each]):
-        # Without letters that have no shape, such as a soft hyphen.
+        # Without letters that have no shape, such as a soft hyphen, and selectors of one, as of an emoji.
         own = "".join(c for c in plain(label).replace("_", " ") if unicodedata.category(c) not in ("Zs", "Cf"))
+        own = re.sub(r"[\ufe00-\ufe0f]", "", own)
         if not any(letter.isdigit() for letter in own):  # signs of -1, C++ or <=50K, and points of numbers, stay
             own = re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", own.strip(".,;:'’\"()"))
         groups.setdefault(own or label, []).append(label)
