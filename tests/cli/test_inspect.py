@@ -120,6 +120,13 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
+def test_texts_of_a_word_are_texts_rather_than_ids(tmp_path: Path) -> None:
+    """The column of ids was as long as that of queries, and before it."""
+    rows = [{"id": n, "query": f"word{n % 7}", "label": "xy"[n % 2]} for n in range(12)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    assert inspect_files(tmp_path / "a.jsonl").text_candidates == [("query",)]
+
+
 def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
     run = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune")
     assert (run.text_columns, run.label_column) == (("message",), "category")

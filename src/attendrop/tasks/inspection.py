@@ -175,6 +175,7 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
             if first.lower() == pair[0] and pair[1] in lower:
                 return [(first, lower[pair[1]])]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
+    texts = texts or [name for name in words if columns[name].role in ("", SOURCE)]  # words such as queries
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
