@@ -16,7 +16,7 @@ from attendrop.studies.study import read_study
 from attendrop.tasks.class_names import MOST_ROWS_PER_CLASS, in_words, telling_names, why_no_rows
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.inspection import check_files, inspect_files, label_variants, read_label_map
-from attendrop.tasks.table import BadRows
+from attendrop.tasks.table import BadRows, joined_labels
 
 GIVEN: dict[str, Any] = {"text_columns": ["text"], "label_column": "label"}
 TAGGED: dict[str, Any] = {"text_columns": ["tokens"], "label_column": "tags"}
@@ -76,6 +76,19 @@ def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path) -> None:
 )
 def test_variants_of_labels_are_found(counts: dict[str, int], groups: list[list[str]]) -> None:
     assert label_variants(counts) == groups
+
+
+@pytest.mark.parametrize(
+    ("labels", "joined"),
+    [
+        (["price", "speed", "price;speed"], True),
+        (["price;speed", "speed; support", "support ;price"], True),  # none is alone
+        (["Lyon, France", "Paris, France", "New York, NY"], False),
+    ],
+)
+def test_labels_that_join_others_are_told(labels: list[str], joined: bool) -> None:
+    found = joined_labels(labels)
+    assert bool(found) is joined and (not found or found.startswith("'price;speed' joins other labels"))
 
 
 def test_a_map_that_says_no_one_thing_is_refused(tmp_path: Path) -> None:

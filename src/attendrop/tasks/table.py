@@ -257,11 +257,12 @@ def label_names(value: Any) -> list[str]:
 
 
 def joined_labels(labels: Iterable[Any]) -> str | None:
-    """Describe a label that is others joined by a separator, such as ``urgent|vip``; None if there is none."""
+    """Describe a label such as ``urgent|vip``, whose parts are in other labels, too; None if there is none."""
     names = {label.strip(): None for label in dict.fromkeys(each for each in labels if isinstance(each, str))}
-    for name in names:
-        parts = [part.strip() for part in LABEL_SEPARATORS.split(name)]
-        if len(parts) > 1 and all(part and part in names for part in parts):
+    parts_of = {name: {part.strip() for part in LABEL_SEPARATORS.split(name)} for name in names}
+    counts = Counter(chain.from_iterable(parts_of.values()))
+    for name, parts in parts_of.items():
+        if len(parts) > 1 and all(part and counts[part] > 1 for part in parts):
             return f"{name!r} joins other labels: if rows have several labels, or none, set --label-type labels"
     return None
 
