@@ -745,7 +745,7 @@ def _rows_of(
     at, word = (each[0] if len(each) == 1 and len(row) == width else None for each in places)
     if at is None or word is None or not _NUMBER.fullmatch(row[at].strip()) or len(row[word].split()) != 1:
         for index, (line, record) in enumerate(records):
-            if width > 1 and not any(record):
+            if not any(record) and (width > 1 or not record):
                 bad.left_out[index] = SkippedRow(str(path), f"line {line}", _NO_VALUE, {})
             elif len(record) == width:
                 yield index, line, record
@@ -821,8 +821,9 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         raise AttendropError(f"{file} has no sheet {wanted!r}; its sheets are {names_of(known)}.")
     for title, sheet in sheets.items():
         rows = ([unescape(_cell(value)) for value in row] for row in sheet.itertuples(index=False))
-        lines = [(number, row) for number, row in enumerate(rows, start=1) if any(row)]
-        if not lines:
+        lines = [(number, row if any(row) else []) for number, row in enumerate(rows, start=1)]
+        filled = [place for place, (_, row) in enumerate(lines) if row]
+        if not filled:
             continue
         if len(sheets) > 1:
             warnings.warn(
@@ -830,7 +831,7 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
                 f"'{path}:{next(each for each in titles if each != title)}'.",
                 stacklevel=2,
             )
-        (_, header), *records = lines
+        (_, header), *records = lines[filled[0] : filled[-1] + 1]  # blank rows between others have no answer
         width = max(number for number, name in enumerate(header, start=1) if name)
         # A row that is longer than the header has values without a column, an error as in CSV.
         fields = [(line, row if any(row[width:]) else row[:width]) for line, row in records]
