@@ -182,6 +182,8 @@ def test_the_last_values_of_a_column_are_held_out(values: list[str], fraction: f
     ("values", "message"),
     [
         (["28/09/2024", "30/11/2023", ""], r"such as '28/09/2024', whose order is not clear; write them as"),
+        (["Q1 2024", "Q4 2023"], r"such as 'Q1 2024', whose order is not clear"),
+        (["01.2024", "12.2023"], r"such as '01.2024', whose order is not clear"),
         (["1", "2", "soon"], "numbers such as '1', and 'soon', so that their order is not clear"),
         (["x"], "single value, 'x'"),
     ],

@@ -398,6 +398,8 @@ _UNORDERED = re.compile(
     r"july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec)\b",
     re.IGNORECASE,
 )
+# As in Q1 2024 and 03.2024, of several years.
+_YEAR_LAST = re.compile(r"((?:(?!(?:19|20)\d\d).)*\D)((?:19|20)\d\d)\s*")
 
 
 def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
@@ -414,8 +416,11 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
                 f"ood-column '{column}' has {form} such as {found[0]!r}, and {others[0]!r}, so that their order "
                 "is not clear; correct or empty it."
             )
-    unclear = [value for value in values if _UNORDERED.match(value)]
-    if unclear and 2 * len(unclear) >= len(values) > len(numbers):
+    unclear = [value for value in values if _UNORDERED.match(value)] if len(numbers) < len(values) else []
+    ends = [found for value in values if (found := _YEAR_LAST.fullmatch(value))]
+    if min(len({found[1] for found in ends}), len({found[2] for found in ends})) > 1:
+        unclear = max(unclear, [found[0] for found in ends], key=len)
+    if unclear and 2 * len(unclear) >= len(values):
         raise AttendropError(
             f"ood-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
             "not clear; write them as 2026-03-01 or 2026-03."
