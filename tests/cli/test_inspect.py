@@ -142,11 +142,14 @@ def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
         (("message", "answer", "label"), "the texts (text-columns)"),
         (("message", "label", "category"), "the labels (label-column)"),
         (("message", "x", "y"), "the labels (label-column)"),
+        (("message", "opinion", "y"), "the labels (label-column)"),
     ],
 )
 def test_a_run_does_not_guess_between_columns(columns: tuple[str, ...], unclear: str, tmp_path: Path) -> None:
-    texts = {name: f"{name} number" for name in ("message", "answer")}
+    texts = {name: f"{name} of a customer with the number" for name in ("message", "answer")}
     rows = [{name: f"{texts[name]} {n}" if name in texts else f"{name}{n % 2}" for name in columns} for n in range(20)]
+    for row in rows if "opinion" in columns else []:  # whose names have more words than most
+        row["opinion"] = f"I do not agree {row['opinion']}"
     write_rows(tmp_path / "a.jsonl", rows)
     with pytest.raises(AttendropError, match=re.escape(f"a.jsonl hold {unclear}; name them, of")):
         RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.jsonl"), method="finetune")

@@ -71,7 +71,7 @@ _GROUP = re.compile(
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
 # Columns that are read together.
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
-_LONG_TEXT = 3  # words, on average
+_LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
@@ -147,7 +147,11 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
     Returns all that the same rule finds, the likeliest first.
     """
     others = [column for name, column in columns.items() if name not in text_columns]
-    few = [each for each in reversed(others) if 2 <= each.distinct <= max(10, each.rows / 5) and each.words < 3]
+    # Answers of a survey may be longer than most names, but not than its texts.
+    longest = min(_LONG_NAME, max((each.words for each in columns.values()), default=0))
+    few = [each for each in reversed(others) if 2 <= each.distinct <= max(10, each.rows / 5)]
+    few = [each for each in few if each.words < max(longest, _LONG_TEXT)]
+    few.sort(key=lambda each: each.words >= _LONG_TEXT)
     named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
     formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
     guesses = (named, formed, *([each for each in few if each.role == role] for role in ("", SOURCE)))
