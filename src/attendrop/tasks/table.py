@@ -143,8 +143,8 @@ HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs an
 MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "(null)", "[null]", "\\n", "nil", "-", "--", "?"}
 # How a column for each label says whether a row has it.
 _YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-# What may be between the labels of a row that has several.
-LABEL_SEPARATORS = re.compile(r"[;|,]")
+# What may be between the labels of a row that has several, and after them, as forms of Microsoft write "price;speed;".
+LABEL_SEPARATORS, _LAST_SEPARATOR = re.compile(r"[;|,]"), re.compile(r"(?<=[^;|,])[;|,]$")
 # An array of texts, as NumPy prints one: without commas between them.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _ARRAY = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))*\s*\]")
@@ -251,7 +251,7 @@ def label_names(value: Any) -> list[str]:
     """Return the names in a label of a file: a list, a list in JSON, or a text with separators; missing ones empty."""
     found = listed(value)
     if found is None:
-        text = written(value)
+        text = _LAST_SEPARATOR.sub("", written(value))
         found = LABEL_SEPARATORS.split(text) if text else []
     return list(map(written, found))
 
@@ -259,7 +259,7 @@ def label_names(value: Any) -> list[str]:
 def joined_labels(labels: Iterable[Any]) -> str | None:
     """Describe a label such as ``urgent|vip``, whose parts are in other labels, too; None if there is none."""
     names = {label.strip(): None for label in dict.fromkeys(each for each in labels if isinstance(each, str))}
-    parts_of = {name: {part.strip() for part in LABEL_SEPARATORS.split(name)} for name in names}
+    parts_of = {name: {*map(str.strip, LABEL_SEPARATORS.split(_LAST_SEPARATOR.sub("", name)))} for name in names}
     counts = Counter(chain.from_iterable(parts_of.values()))
     for name, parts in parts_of.items():
         if len(parts) > 1 and all(part and counts[part] > 1 for part in parts):
