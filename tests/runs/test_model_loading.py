@@ -86,6 +86,22 @@ def test_tokenizer_without_padding_token(bert: Path, tmp_path: Path) -> None:
     assert model.config.pad_token_id == loaded.pad_token_id
 
 
+def logits_beside(folder: Path, longer: bool) -> torch.Tensor:
+    """Compute the logits of a text in a batch, with padding if the other one is longer."""
+    model, tokenizer = load_for(str(folder), None)[:2]
+    batch = tokenizer(["the cat", "the red bird sees a dog" if longer else "a dog"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[0]
+
+
+@pytest.mark.parametrize("family", ["llama-class"])
+def test_classifiers_that_look_for_the_end_of_a_text_read_no_padding(bert: Path, tmp_path: Path, family: str) -> None:
+    entry = zoo.ZOO[family]
+    zoo.from_class(entry.model, {**entry.options, "pad_token_id": 7}).save_pretrained(tmp_path)  # another than it has
+    hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    torch.testing.assert_close(logits_beside(tmp_path, longer=True), logits_beside(tmp_path, longer=False))
+
+
 @pytest.mark.parametrize(
     ("model", "files", "message"),
     [

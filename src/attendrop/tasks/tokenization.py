@@ -63,7 +63,8 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
     A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token; its maximum
     length, which many do not have, is at most the number of the model's positions. The model's configuration gets the
-    padding token if it has none; ``name`` is for messages.
+    padding token if it has none, and that of a decoder also in place of another, since classifiers look there for the
+    last token of a text. ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.
@@ -71,13 +72,15 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     from torch import nn
 
     from attendrop.support.models import position_limit
+    from attendrop.tasks.types.model_classes import is_encoder
 
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise AttendropError(f"The tokenizer of {name!r} has neither a padding nor an end-of-sequence token.")
         tokenizer.pad_token = tokenizer.eos_token
-    if model.config.get_text_config().pad_token_id is None:
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    config = model.config.get_text_config()
+    if config.pad_token_id is None or not (is_encoder(config) or config.is_encoder_decoder):
+        config.pad_token_id = tokenizer.pad_token_id
     largest, embedding = max(tokenizer.get_vocab().values(), default=0), model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
         raise AttendropError(
