@@ -64,7 +64,7 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token; its maximum
     length, which many do not have, is at most the number of the model's positions. The model's configuration gets the
     padding token if it has none, and that of a decoder also in place of another, since classifiers look there for the
-    last token of a text. ``name`` is for messages.
+    last token of a text. XLNet's read the last column, so it is padded on the left. ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.
@@ -81,6 +81,8 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     config = model.config.get_text_config()
     if config.pad_token_id is None or not (is_encoder(config) or config.is_encoder_decoder):
         config.pad_token_id = tokenizer.pad_token_id
+    if getattr(getattr(model, "sequence_summary", None), "summary_type", None) == "last":
+        tokenizer.padding_side = "left"
     largest, embedding = max(tokenizer.get_vocab().values(), default=0), model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
         raise AttendropError(
