@@ -147,8 +147,8 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     """Upload the model of a run, its tokenizer and its card, on which its scores are, to the hub; nothing else.
 
     The ``name`` of the repository is such as ``"user/model"``; without a user, it is that of the token. It is created
-    if it does not exist, private unless ``public``; one that exists stays as it is. Returns its ``url``, and the
-    ``files``.
+    if it does not exist, private unless ``public``; one that exists stays as it is, but for files of another model,
+    which programs would load with those of this one, or in their place. Returns its ``url``, and the ``files``.
 
     Raises:
         AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is
@@ -165,8 +165,10 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     api = HfApi()
     try:
         repo = api.create_repo(name, private=not public, exist_ok=True).repo_id
-        message = "Upload a model trained with attendrop"
-        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=files, commit_message=message)
+        others = [file for file in api.list_repo_files(repo) if _UPLOADED.fullmatch(file) and file not in files]
+        how: dict[str, Any] = {"allow_patterns": files, "delete_patterns": others}
+        how["commit_message"] = "Upload a model trained with attendrop"
+        api.upload_folder(repo_id=repo, folder_path=folder, **how)
     except LocalTokenNotFoundError:
         raise AttendropError("nobody is logged in to the hub; run `hf auth login`, or set HF_TOKEN.") from None
     except (HFValidationError, HfUriError) as error:
