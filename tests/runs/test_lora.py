@@ -128,7 +128,7 @@ def test_mistakes_are_said(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "run").exists()
 
 
-def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_without_its_model_or_on_another_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(folder / "run", tmp_path / "run")
     content = settings(run) | {"base_model_name_or_path": str(tmp_path / "gone")}
     (run / "adapter_config.json").write_text(json.dumps(content))
@@ -136,6 +136,11 @@ def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_pat
         AttendropError, match=r"on the model '.*gone', which cannot be found .* base_model_name_or_path"
     ):
         attendrop.load(run)
+    other = tiny.save_tiny_bert(tmp_path / "gone", initializer_range=0.1)
+    with pytest.raises(AttendropError, match=r"gone' are not those that the adapter in .* was trained on"):
+        attendrop.load(run)
+    shutil.copy(folder / "model" / "model.safetensors", other)
+    assert not hasattr(attendrop.load(run).config, "attendrop_base_sha256")  # which is that of the merged weights
     for name in ("model_config.json", "run.json"):
         (run / name).unlink()
     with pytest.raises(AttendropError, match="was not saved by attendrop"):
