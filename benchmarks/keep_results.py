@@ -70,6 +70,11 @@ def kept(file: Path) -> dict[str, Any]:
     found = {name: metrics.get(name) for name in KEPT}
     if Path(found["model"]).is_absolute():
         found["model"] = Path(found["model"]).name
+    if (by_epoch := file.with_name("by_epoch.json")).exists():  # of benchmarks/full_size.py
+        found["by_epoch"] = json.loads(by_epoch.read_text(encoding="utf-8"))
+    if steps := metrics.get("dropout_steps"):
+        found["learnt"] = {name: [step[name] for step in steps] for name in ("reward", "attacker_survived")}
+        found["learnt"]["drop_probability"] = [steps[place]["drop_probability"] for place in (0, -1)]
     return {"run": given} | found
 
 

@@ -535,8 +535,9 @@ def predict(
 
     ``output`` is a .tsv, .csv, .jsonl or .conll file, unless ``format`` says another; ``"-"`` is standard output. For
     GLUE tasks it gets the columns of a submission. If the run was asked which answers to ``accept``, tables have
-    ``confidence`` and ``accepted``, but not at another ``max_length``. ``probabilities`` writes those of all classes, ``keep_columns`` also the columns of
-    the input file, ``escape_formulas`` an apostrophe before cells that spreadsheets would compute.
+    ``confidence`` and ``accepted``, but not at another ``max_length``. ``probabilities`` writes those of all classes,
+    ``keep_columns`` also the columns of the input file, ``escape_formulas`` an apostrophe before cells that
+    spreadsheets would compute.
 
     Returns:
         ``model, task, source, split, rows, skipped, output``.
