@@ -16,7 +16,7 @@ from attendrop import cli, load
 from attendrop.errors import AttendropError
 from attendrop.runs.config import Source
 from attendrop.runs.export import export_run
-from attendrop.runs.inference import evaluate
+from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 from attendrop.studies.compare import run_comparison
@@ -123,6 +123,15 @@ def test_the_threshold_is_kept_predicted_with_and_told(
     other = evaluate(run, Source(file=str(files / "told.csv")), report=True)["report"]["accept"]
     assert other["rows"] == 40 and not other["chosen_here"]
     assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
+
+
+@pytest.mark.parametrize(("how", "marked"), [(None, True), ("windows", True), ("head", False)])
+def test_answers_to_texts_that_are_cut_otherwise_are_not_marked(files: Path, how: str | None, marked: bool) -> None:
+    read = {"text_columns": ("sentence1",), "max_length": 8, "long_texts": "windows"}
+    train(tiny.config(files, **{"method": "finetune", "accept": ACCEPT} | LINEAR | data_of(files) | read))
+    written = files / "out.csv"
+    predict(str(files / "run"), Source(file=str(files / "scored.csv"), long_texts=how), str(written))
+    assert ("accepted" in written.read_text(encoding="utf-8").partition("\n")[0]) == marked
 
 
 @pytest.mark.slow

@@ -49,7 +49,14 @@ from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping,
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, document_means, fit_tokenizer, unknown_rows
+from attendrop.tasks.tokenization import (
+    DEFAULT_MAX_LENGTH,
+    HEAD,
+    columns_of,
+    document_means,
+    fit_tokenizer,
+    unknown_rows,
+)
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import FIRST_TOKEN, MODELING_FILE
 from attendrop.wording import counted
@@ -535,9 +542,9 @@ def predict(
 
     ``output`` is a .tsv, .csv, .jsonl or .conll file, unless ``format`` says another; ``"-"`` is standard output. For
     GLUE tasks it gets the columns of a submission. If the run was asked which answers to ``accept``, tables have
-    ``confidence`` and ``accepted``, but not at another ``max_length``. ``probabilities`` writes those of all classes,
-    ``keep_columns`` also the columns of the input file, ``escape_formulas`` an apostrophe before cells that
-    spreadsheets would compute.
+    ``confidence`` and ``accepted``, but not at another ``max_length`` or with other ``long_texts``. ``probabilities``
+    writes those of all classes, ``keep_columns`` also the columns of the input file, ``escape_formulas`` an apostrophe
+    before cells that spreadsheets would compute.
 
     Returns:
         ``model, task, source, split, rows, skipped, output``.
@@ -550,8 +557,10 @@ def predict(
     model = load_run(run_dir, source.task_options)
     rows = _open_rows(model, source, "test")
     accept = model.accept if rows.reading is None else None
-    if accept is not None and source.max_length not in (None, model.options.get("max_length")):
-        logger.warning("Which answers to accept is known for the run's max-length only: none is marked.")
+    cut = {"max_length": source.max_length, "long_texts": source.long_texts}
+    trained = {"max_length": model.options.get("max_length"), "long_texts": model.options.get("long_texts") or HEAD}
+    if accept is not None and any(value not in (None, trained[name]) for name, value in cut.items()):
+        logger.warning("Which answers to accept is known for the run's max-length and long-texts only: none is marked.")
         accept = None
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
