@@ -521,7 +521,9 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
         if found["report"] is not None and model.accept is not None and rows.reading is None:
-            chosen_here = source.task is None and (source.file is None or is_file("eval_file"))
+            task = model.options.get("task")  # whose test fraction is none of its splits
+            here = source.task in (None, task) and rows.split == "dev" and not (task and model.options["test_fraction"])
+            chosen_here = here if source.file is None else is_file("eval_file")
             found["report"]["accept"] = accepted_share(every, labels, model.accept) | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
