@@ -27,6 +27,7 @@ from attendrop.support import files as models
 from attendrop.support.files import resolve_model
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
+from attendrop.tasks.tokenization import load_tokenizer, save_tokenizer
 from attendrop.tasks.types.classification import Classification
 
 TASK = Task("files", Classification(("no", "yes", "perhaps")), ("text",), "accuracy", "own files")
@@ -154,6 +155,16 @@ def test_a_tokenizer_without_its_vocabulary_is_not_made_up(bert: Path, tmp_path:
     for task in (TASK, None):  # to train, and to predict
         with pytest.raises(AttendropError, match=re.escape(message)):
             load_for(str(tmp_path), task)
+
+
+def test_a_saved_tokenizer_reads_as_before(tmp_path: Path) -> None:
+    """The class of BERTweet writes merges without their counts, and drops the last word of each when it reads them."""
+    (tmp_path / "vocab.txt").write_text("cat 9\na 8\n")
+    (tmp_path / "bpe.codes").write_text("c a 9\nca t</w> 9\n")
+    tokenizer = hf.BertweetTokenizer(str(tmp_path / "vocab.txt"), str(tmp_path / "bpe.codes"))
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    ids = tokenizer("a cat").input_ids
+    assert load_tokenizer(str(tmp_path / "saved"))("a cat").input_ids == ids == [0, 5, 4, 2]
 
 
 @pytest.fixture

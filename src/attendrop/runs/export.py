@@ -22,7 +22,7 @@ from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs import run_folder
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
 from attendrop.support.files import check_output, disk_errors, refuse_links, share_permissions
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, save_tokenizer
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
@@ -83,7 +83,7 @@ def export_run(
         if target.parent.resolve() != Path(run_dir).resolve():
             if is_pruned(target.parent) or run_folder.read_run(target.parent) is not None:
                 raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
-            run.tokenizer.save_pretrained(name)
+            save_tokenizer(run.tokenizer, Path(name))
             stock_config(model.config).save_pretrained(name)
         if format == "torch":
             export_torch(model, file)

@@ -55,6 +55,7 @@ from attendrop.tasks.tokenization import (
     columns_of,
     document_means,
     fit_tokenizer,
+    save_tokenizer,
     unknown_rows,
 )
 from attendrop.tasks.types.base import Array, TaskType, row_array
@@ -241,7 +242,7 @@ class BaselineModel:
 
     def save(self, folder: Path, config: PreTrainedConfig) -> None:
         """Write the model into a folder."""
-        self.tokenizer.save_pretrained(folder)
+        save_tokenizer(self.tokenizer, folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)
             setattr(config, FIRST_TOKEN, getattr(self.encoder.config, FIRST_TOKEN, False))

@@ -50,7 +50,7 @@ from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped
-from attendrop.tasks.tokenization import columns_of, document_means, of_documents
+from attendrop.tasks.tokenization import columns_of, document_means, of_documents, save_tokenizer
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.tasks.types.linear_models import LinearFit, self_trained
 from attendrop.tasks.types.model_classes import pooling_of
@@ -339,7 +339,7 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     else:  # transformers and PEFT would put an adapter on a class of their own, or read what the model did before
         whole = model.merge_and_unload() if has_adapter(model) else model
         whole.save_pretrained(files)
-    tokenizer.save_pretrained(files)
+    save_tokenizer(tokenizer, files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock, adapter=adapter), encoding="utf-8")

@@ -6,6 +6,7 @@ PyTorch is not imported until a tokenizer is loaded, for options name what is he
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -56,6 +57,16 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
             "was saved with."
         )
     return found
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer, its vocabulary as it was loaded: BERTweet's class reads otherwise what it writes itself."""
+    tokenizer.save_pretrained(folder)
+    names = {} if tokenizer.is_fast else tokenizer.vocab_files_names
+    for role, name in names.items():
+        loaded = getattr(tokenizer, role, None)
+        if isinstance(loaded, str) and Path(loaded).is_file() and (folder / name).is_file():
+            shutil.copyfile(loaded, folder / name)
 
 
 def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
