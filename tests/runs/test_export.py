@@ -21,10 +21,11 @@ import torch
 from helpers.command_line import Captured, assert_refused
 from huggingface_hub.utils import filter_repo_objects
 from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from attendrop import cli
 from attendrop.runs.data import SKIPPED
-from attendrop.runs.export import export_run, onnx_outputs, push_run
+from attendrop.runs.export import _UPLOADED, export_run, onnx_outputs, push_run
 from attendrop.runs.inference import load_finished_run, load_run
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, keeps_model, read_run
 from attendrop.support.files import sha256, write_json
@@ -219,6 +220,12 @@ def test_files_of_another_model_do_not_stay_in_the_repository(hub: Hub, plain: P
     push_run(str(pruned / "light"), "mine")
     assert "pruned_config.json" in hub.files and {"notes/config.json", "figure.png"} < set(hub.files)
     assert not {"config.json", "adapter_config.json"} & set(hub.files)
+
+
+@pytest.mark.parametrize("family", ["bert", "bertweet", "luke", "phobert", "roberta", "xlm-roberta", "xlnet"])
+def test_all_files_of_a_tokenizer_are_uploaded(family: str) -> None:
+    cls = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES[family])
+    assert all(map(_UPLOADED.fullmatch, cls.vocab_files_names.values()))
 
 
 def test_what_a_link_points_to_is_not_uploaded(hub: Hub, plain: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -30,8 +30,9 @@ FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
 _UPLOADED = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
     r"|(config|generation_config|adapter_config|pruned_config|model_config)\.json"
-    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|(vocab|merges)\.txt"
-    r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm|chat_template\.jinja"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab|entity_vocab|emoji)\.json"
+    r"|(vocab|merges|dict)\.txt|bpe\.codes|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm"
+    r"|chat_template\.jinja"
     r"|README\.md|modeling_mean_pooling\.py"
 )
 logger = logging.getLogger(__name__)
