@@ -87,6 +87,9 @@ def test_a_claim_is_judged_by_its_interval_over_seeds_and_rows(gain: float | Non
                 rows = RowScores(right, len(right), "data").as_dict()
                 run = {"method": method, "options": {}, "seed": seed, "metric": "accuracy", "score": right.mean()}
                 runs.append(run | {"row_scores": rows, "train_seconds": 1.0})
+    by_epoch = [{"scores": {"accuracy": score}, "by_row": None} for score in (0.1, 0.9, 0.9, 0.2)]
+    best = make_paper_tables.with_best_epoch({**runs[0], "by_epoch": by_epoch})
+    assert best["score"] == 0.9 and make_paper_tables.with_best_epoch(runs[0]) == runs[0]
     found = make_paper_tables.verdict(runs, make_paper_tables.PLAIN, "R-Drop")
     assert found.endswith(verdict)
     if gain is not None:
