@@ -120,6 +120,13 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
+def test_texts_of_a_word_are_texts_rather_than_ids(tmp_path: Path) -> None:
+    """The column of ids was as long as that of queries, and before it."""
+    rows = [{"id": n, "query": f"word{n % 7}", "label": "xy"[n % 2]} for n in range(12)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    assert inspect_files(tmp_path / "a.jsonl").text_candidates == [("query",)]
+
+
 def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
     run = RunConfig(model="m", output_dir="r", train_file=ugly, method="finetune")
     assert (run.text_columns, run.label_column) == (("message",), "category")
@@ -135,11 +142,14 @@ def test_a_run_takes_the_columns_that_are_clear(ugly: str) -> None:
         (("message", "answer", "label"), "the texts (text-columns)"),
         (("message", "label", "category"), "the labels (label-column)"),
         (("message", "x", "y"), "the labels (label-column)"),
+        (("message", "opinion", "y"), "the labels (label-column)"),
     ],
 )
 def test_a_run_does_not_guess_between_columns(columns: tuple[str, ...], unclear: str, tmp_path: Path) -> None:
-    texts = {name: f"{name} number" for name in ("message", "answer")}
+    texts = {name: f"{name} of a customer with the number" for name in ("message", "answer")}
     rows = [{name: f"{texts[name]} {n}" if name in texts else f"{name}{n % 2}" for name in columns} for n in range(20)]
+    for row in rows if "opinion" in columns else []:  # whose names have more words than most
+        row["opinion"] = f"I do not agree {row['opinion']}"
     write_rows(tmp_path / "a.jsonl", rows)
     with pytest.raises(AttendropError, match=re.escape(f"a.jsonl hold {unclear}; name them, of")):
         RunConfig(model="m", output_dir="r", train_file=str(tmp_path / "a.jsonl"), method="finetune")

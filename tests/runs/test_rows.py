@@ -254,3 +254,4 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
         "No row of train has one of these classes, which cannot be learnt: 'neg'.",
         "These classes occur once, in a row that is trained on, so that no score is of them: 'Pos', 'pos'.",
     ]
+    assert not any("cannot be learnt" in warning for warning in report_warnings(report, task_type, [2]))  # by its name

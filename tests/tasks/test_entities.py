@@ -132,7 +132,9 @@ SCHEMES = {
 }
 
 
-@pytest.mark.parametrize(("tags", "bare"), [("O PER LOC", "LOC"), ("O B-PER PER", "PER"), ("O B-PER PER-B", "PER-B")])
+@pytest.mark.parametrize(
+    ("tags", "bare"), [("O PER LOC", "LOC"), ("O B-PER PER", "PER"), ("O B-PER PER-B", "PER-B"), ("0 3 4", "0")]
+)
 def test_tags_in_no_scheme_are_told(tags: str, bare: str, tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("\n".join(f"word {tag}" for tag in tags.split()))
     found = inspect_files(tmp_path / "a.conll")

@@ -4,6 +4,7 @@ import json
 import warnings
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from attendrop.studies.study import read_study
 from attendrop.tasks.class_names import MOST_ROWS_PER_CLASS, in_words, telling_names, why_no_rows
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.inspection import check_files, inspect_files, label_variants, read_label_map
-from attendrop.tasks.table import BadRows
+from attendrop.tasks.table import BadRows, joined_labels
+from attendrop.tasks.types.classification import MultiLabel
 
 GIVEN: dict[str, Any] = {"text_columns": ["text"], "label_column": "label"}
+TAGGED: dict[str, Any] = {"text_columns": ["tokens"], "label_column": "tags"}
 
 
 def test_rows_of_evaluation_that_are_in_training_are_counted_once_each(tmp_path: Path) -> None:
@@ -70,10 +73,27 @@ def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path) -> None:
         ({"hotel": 30, "motel": 28, "C": 9, "C++": 8, "A+": 5, "A": 4, "-1": 9, "1": 8, "1.1": 3, "11": 2}, []),
         ({"<=50K": 9, ">50K": 3, "a.k.a.": 4, "aka": 2}, [["a.k.a.", "aka"]]),
         ({"caf\u00e9": 9, "cafe\u0301": 3, "bar": 2}, [["caf\u00e9", "cafe\u0301"]]),
+        ({"\u2764": 9, "\u2764\ufe0f": 3, "\u2639": 2}, [["\u2764", "\u2764\ufe0f"]]),
     ],
 )
 def test_variants_of_labels_are_found(counts: dict[str, int], groups: list[list[str]]) -> None:
     assert label_variants(counts) == groups
+
+
+@pytest.mark.parametrize(
+    ("labels", "joined"),
+    [
+        (["price", "speed", "price;speed"], True),
+        (["price;speed", "speed; support", "support ;price"], True),  # none is alone
+        (["price;", "speed;", "price;speed;"], True),  # as forms of Microsoft end
+        (["Lyon, France", "Paris, France", "New York, NY"], False),
+    ],
+)
+def test_labels_that_join_others_are_told(labels: list[str], joined: bool) -> None:
+    found = joined_labels(labels)
+    assert bool(found) is joined and (not found or found.startswith("'price;speed"))
+    if joined:
+        assert {*chain(*map(MultiLabel.read_names, labels))} <= {"price", "speed", "support"}
 
 
 def test_a_map_that_says_no_one_thing_is_refused(tmp_path: Path) -> None:
@@ -94,6 +114,17 @@ def test_a_map_that_matches_no_label_is_refused(tmp_path: Path) -> None:
             read(file, **given)
     path.write_text("label,meaning\nBilling,money\n2,3\n")
     load_files(train_file=file, **given)
+
+
+def test_a_map_without_a_header_is_refused(tmp_path: Path) -> None:
+    """Its first row was read as names of columns, and its label stayed."""
+    file, path = tmp_path / "a.csv", tmp_path / "map.csv"
+    file.write_text("text,label\nthe cat,refnud\nit,Refund\na dog,acount\n")
+    for header in ("label,meaning\n", "from,to\n", ""):
+        path.write_text(f"{header}refnud,Refund\nacount,Account\n")
+        message = r"map\.csv begins with 'refnud', a label of .*a\.csv, .*; write label,meaning in a line before it"
+        with nullcontext() if header else pytest.raises(AttendropError, match=message):
+            assert inspect_files(file, **GIVEN, label_map=path).labels == {"Refund": 2, "Account": 1}
 
 
 def load(folder: Path, labels: list[str], **options: Any) -> Any:
@@ -147,6 +178,14 @@ def test_decimal_commas_are_read_alike_by_inspection_a_run_and_its_evaluation(
         warnings.filterwarnings("error", ".*decimal comma")
         (chunk,) = stream_file(file, **options, task_type=data.task.type, size=9, bad=BadRows())
     assert chunk.columns["label"] == data.splits["train"]["label"][:]
+
+
+@pytest.mark.parametrize("label_type", ["auto", "number"])
+def test_decimal_commas_beside_points_are_refused(label_type: str, tmp_path: Path) -> None:
+    """1.250 was read as 1.25, beside 999,50 as 999.50."""
+    (tmp_path / "a.csv").write_text("text;label\nthe cat;999,50\na dog;1.250\nit;12\n")
+    with pytest.raises(AttendropError, match=r"'999,50' .*write numbers with a decimal point"):
+        load_files(train_file=tmp_path / "a.csv", **GIVEN, label_type=label_type)
 
 
 def test_a_repeated_header_is_told_and_rows_that_are_all_skipped_are_refused(tmp_path: Path) -> None:
@@ -233,6 +272,15 @@ def test_a_word_in_each_row(label_type: str, tmp_path: Path) -> None:
     refusals(str(tmp_path / "a.csv"), message, text_columns=["word"], label_column="tag", label_type=label_type)
 
 
+def test_numbers_of_words_are_no_words(tmp_path: Path) -> None:
+    """The texts were "1 2 3" and "1 2", in silence."""
+    file = tmp_path / "a.conll"
+    file.write_text("1\tAnna\tB-PER\n2\tlives\tO\n3\there\tO\n\n1\tHe\tO\n2\tsang\tO\n")
+    refusals(str(file), "'tokens' has numbers of words, and no words; .*'column_2'.* by --text-columns", **TAGGED)
+    data = load_files(train_file=file, **(TAGGED | {"text_columns": ["column_2"]}))
+    assert data.splits["train"]["tokens"][:] == [["Anna", "lives", "here"], ["He", "sang"]]
+
+
 def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:
     """The decision was the label, and so was what had been rejected."""
     file, bug = tmp_path / "a.jsonl", {"accept": ["bug"], "options": [{"id": "bug", "text": "bug"}]}
@@ -247,6 +295,8 @@ def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:
     assert inspect_files(file, label_column="answer").labels == {"accept": 6, "reject": 3, "ignore": 3}
     file.write_text("".join(json.dumps(row | {"answer": "accept"}) + "\n" for row in rows))
     assert inspect_files(file, label_column="accept").labels == {"bug": 12}
+    file.write_text("".join(json.dumps({"text": TEXTS[0], "meta": {"score": n / 9}} | bug) + "\n" for n in range(9)))
+    assert inspect_files(file).label_candidates == ["meta.score", "accept"]  # the score was the label
 
 
 ORDINARY: dict[str, list[Any]] = {
@@ -274,6 +324,21 @@ def test_other_columns_and_classes_that_are_asked_for_are_left_alone(tmp_path: P
     for labels in (["0;1;0", "1;1;0"], ["B-PER", "O"]):
         file = write(tmp_path, labels)
         assert inspect_files(file, label_type="class").labels == {label: 6 for label in labels}
+
+
+@pytest.mark.parametrize("several", ['["bug", "idea"]', '{"choices": ["bug", "idea"]}', ["bug", "idea"], {"a": "bug"}])
+def test_lists_and_objects_among_names_are_no_names(several: Any, tmp_path: Path) -> None:
+    """Exports that write one choice as its name had classes such as '{"choices": ["bug", "idea"]}'."""
+    for labels in (["bug", "idea", several], [several, "bug", "idea"]):
+        file = write(tmp_path, labels)
+        message = r"the labels mix lists or objects, such as .*, with names, such as 'bug' \(.*, (line|row) "
+        assert inspect_files(file, **GIVEN).unclear
+        for read in (partial(check_files, eval_file=None), load_files):
+            with pytest.raises(AttendropError, match=message):
+                read(train_file=file, **GIVEN)
+        of_names = str(several).startswith("[")
+        with nullcontext() if of_names else pytest.raises(AttendropError, match="is not a list of labels"):
+            assert load_files(train_file=file, **GIVEN, label_type="labels").task.label_names == ("bug", "idea")
 
 
 def test_a_study_refuses_them_before_its_first_run(tmp_path: Path) -> None:

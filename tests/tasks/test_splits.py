@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import resolve_run
-from attendrop.tasks.base import Task, encode
+from attendrop.tasks.base import OTHERS, Task, encode
+from attendrop.tasks.class_names import same_text, telling_names
 from attendrop.tasks.custom_files import files_task, load_files
 from attendrop.tasks.inspection import inspect_files
 from attendrop.tasks.metrics import row_scores
@@ -181,6 +182,8 @@ def test_the_last_values_of_a_column_are_held_out(values: list[str], fraction: f
     ("values", "message"),
     [
         (["28/09/2024", "30/11/2023", ""], r"such as '28/09/2024', whose order is not clear; write them as"),
+        (["Q1 2024", "Q4 2023"], r"such as 'Q1 2024', whose order is not clear"),
+        (["01.2024", "12.2023"], r"such as '01.2024', whose order is not clear"),
         (["1", "2", "soon"], "numbers such as '1', and 'soon', so that their order is not clear"),
         (["x"], "single value, 'x'"),
     ],
@@ -265,6 +268,10 @@ def test_texts_that_are_nearly_the_same_belong_together(other: str, same: bool) 
 
 def test_signs_and_scripts_without_words_are_not_all_the_same() -> None:
     assert near_duplicates([":-)", ":-(", "", "東京は大きい", "東京は大きい。", "大阪は古い"]) == [0, 1, 2, 3, 3, 4]
+    # Signs of vowels are no punctuation: these differ in nothing else.
+    some = ["दिन में पानी", "दान में पीना", "दिन में पानी।", "ปีนี้", "ปูนา", "كَتَبَ", "كُتُب"]
+    assert near_duplicates(some) == [0, 1, 0, 2, 3, 4, 5]
+    assert same_text("दिन") != same_text("दान") and telling_names(["दिन", "दान"]) == ["दिन", "दान"]
 
 
 def test_pairs_are_those_of_all_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +396,18 @@ def test_the_column_of_groups_is_read_from_all_files(tmp_path: Path) -> None:
     single = write(tmp_path / "d.csv", [str(n) for n in range(9)])
     with pytest.warns(UserWarning, match="has no value twice: no rows are grouped"):
         load_files(train_file=single, **(options | {"eval_file": None}), group_column="customer")
+
+
+def test_values_of_other_columns_are_the_same_with_and_without_gaps(tmp_path: Path) -> None:
+    """7.0 was another customer than 7, and all rows of "nan" or "n/a" were one customer's."""
+    train = write(tmp_path / "a.csv", ["7.0", "nan", "n/a", "nan", "8", "8.0"])
+    dev = write(tmp_path / "b.csv", ["7", "nan"], key=1)
+    options: dict[str, Any] = {"text_columns": ["text"], "label_column": "label", "eval_file": dev}
+    with pytest.warns(UserWarning, match="1 of 2 rows of .*b.csv are of a group that training rows are of"):
+        found = load_files(train_file=train, **options, group_column="customer")
+    assert found.splits["train"][GROUP][:] == ["7", "", "", "", "8", "8"]
+    found = load_files(train_file=train, **options, with_columns=["customer"])
+    assert {found.splits[name][OTHERS][0] for name in ("train", "dev")} == {"customer: 7 | "}
 
 
 def test_test_selection_and_reward_rows_are_of_other_groups(tmp_path: Path) -> None:

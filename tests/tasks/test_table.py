@@ -197,6 +197,7 @@ def test_a_workbook_is_read_as_its_csv_would_be() -> None:
     assert table.columns == ["text", "label", "date", "score"]
     assert rows(table) == [("one\r\ntwo", "1", "2024-05-31", "0.5"), ("_x000D_", "2", "", "3")]
     assert table.places == ["line 3", "line 5"]
+    assert list(table.frame.index) == [0, 2]  # the answer to the blank row is empty, as with a row of separators
 
 
 @pytest.mark.filterwarnings("ignore:.*of its sheets")

@@ -356,8 +356,9 @@ def report_table(report: dict[str, Any], task_type: TaskType) -> str:
     return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
 
 
-def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str]:
-    """Yield warnings about the data, one sentence each."""
+def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Sequence[Any] = ()) -> Iterator[str]:
+    """Yield warnings about the data, one sentence each, given the labels of the names that are training rows, too."""
+    named = {task_type.label_names[number] for label in of_names for number in task_type.ids_in(label)}
     parts = report["parts"]
     if report["skipped"]:
         skipped = counted(report["skipped"], "invalid row")
@@ -368,7 +369,7 @@ def report_warnings(report: dict[str, Any], task_type: TaskType) -> Iterator[str
         yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
     train, scored = parts["train"], [part for name, part in parts.items() if name not in _UNSCORED]
     for kind in {"classes", "labels", "tags"} & train.keys():
-        missing = [name for name, count in train[kind].items() if count == 0]
+        missing = [name for name, count in train[kind].items() if count == 0 and name not in named]
         found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
         if scored:  # a class of a single row is never held out
             single = [name for name, count in train[kind].items() if count == 1]

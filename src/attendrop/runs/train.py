@@ -136,7 +136,8 @@ def _train(
     announce_run(run, len(encoded.train))
     report = data.data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
     logger.info("%s", data.report_table(report, run.task.type))
-    for warning in data.report_warnings(report, run.task.type):
+    of_names = run.parts.train["label"][len(run.parts.real.train) :]
+    for warning in data.report_warnings(report, run.task.type, of_names):
         logger.warning("%s", warning)
     if not begun and is_main_process():
         run_folder.set_aside(place)

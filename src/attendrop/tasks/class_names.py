@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.table import COUNT_AS_WRONG, UNSPACED, BadRows, BadValue, count_words, plain, read_table, read_text
+from attendrop.tasks.table import (
+    COUNT_AS_WRONG,
+    MARKS,
+    UNSPACED,
+    BadRows,
+    BadValue,
+    count_words,
+    plain,
+    read_table,
+    read_text,
+)
 from attendrop.wording import counted, names_of
 
 if TYPE_CHECKING:
@@ -26,6 +36,7 @@ MOST_ROWS_PER_CLASS = 7
 _WITHOUT_WORDS = 0.1
 _LONGEST = 10  # words: longer ones are texts
 _SHOWN = 5
+_WORD = rf"(?:[^\W_]|[{MARKS}])+"
 # Texts of a larger file are sampled: this is how many were measured, and each is read in each linear model's fits.
 MOST_TEXTS = 4000
 
@@ -56,13 +67,11 @@ def telling_names(names: Collection[str]) -> list[str]:
     """
     found: dict[str, tuple[str, ...]] = {}
     for name in names:
-        # Without marks, which scripts such as Devanagari have between the letters of a word.
-        text = unicodedata.normalize("NFKD", in_words(name))
-        text = "".join(letter for letter in text if not unicodedata.category(letter).startswith("M"))
-        least = 4 if re.search(r"\d", text) else 2
-        word = re.compile(rf"[^\W\d_]{{{least},}}|[{UNSPACED}]+")
+        text = unicodedata.normalize("NFKC", in_words(name))
+        least = 3 if re.search(r"\d", text) else 1
+        word = re.compile(rf"[^\W\d_](?:[^\W\d_]|[{MARKS}]){{{least},}}|[{UNSPACED}]+")
         none = re.search(r"@|://", name) or count_words(in_words(name)) > _LONGEST
-        parts = () if none else re.findall(r"[^\W_]+", text)
+        parts = () if none else re.findall(_WORD, text)
         found[name] = tuple(part.casefold() for part in parts if word.fullmatch(part))
     alike = Counter(found.values())
     return [name for name in names if found[name] and alike[found[name]] == 1]
@@ -107,7 +116,7 @@ def check_texts(label_names: str | None, unlabelled: str | None, *of_data: Any) 
 
 def same_text(text: str) -> str:
     """Return a text without differences of case, punctuation, spaces and Unicode forms."""
-    return " ".join(re.findall(r"[^\W_]+", plain(text))) or plain(text)
+    return " ".join(re.findall(_WORD, plain(text))) or plain(text)
 
 
 def read_label_names(file: str, task_type: TaskType) -> list[tuple[str, Any]]:

@@ -22,11 +22,12 @@ from attendrop.tasks.table import (
     WRONG,
     BadRows,
     Table,
+    class_name,
     is_missing,
+    may_be_missing,
     number_form,
     read_chunks,
     read_once,
-    written,
 )
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.classification import Classification
@@ -106,7 +107,8 @@ def load_files(
         if with_columns:
             splits[split][OTHERS] = others_of(read, with_columns)
         if group_column is not None:
-            splits[split][GROUP] = values = list(map(written, read.column(group_column)))
+            names = map(class_name, read.column(group_column))
+            splits[split][GROUP] = values = ["" if may_be_missing(name) else name for name in names]
             counts, where = Counter(filter(None, values)), f"group-column '{group_column}' of {read.path}"
             if len(counts) == 1 and len(values) == counts.total():
                 raise AttendropError(f"{where} has a single value, {values[0]!r}; name another.")
@@ -190,8 +192,11 @@ def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
 
 
 def others_of(table: Table, columns: Sequence[str]) -> list[str]:
-    """Return what columns say of each row, in front of its text: ``channel: mail | priority: 2 | ``; no blanks."""
-    rows = [zip(columns, map(written, values), strict=True) for values in table.values(columns)]
+    """Return what columns say of each row, in front of its text: ``channel: mail | priority: 2 | ``; no blanks.
+
+    As in a class's name, ``2.0``, which pandas writes in a column with gaps, is ``2``; so it is in values of groups.
+    """
+    rows = [zip(columns, map(class_name, values), strict=True) for values in table.values(columns)]
     return ["".join(f"{name}: {value} | " for name, value in row if value) for row in rows]
 
 

@@ -172,7 +172,7 @@ def as_iob2(
     names, found = {*chain(*chain(*written_tags)), *([OUTSIDE] if are_entity_tags(known) else [])}, []
     standard = standard_tags(names, known)
     are_entities = are_entity_tags(known or [standard.get(tag, tag) for tag in chain(*written_tags[0])])
-    if OUTSIDE in names and len(names) > 1 and not are_entities:
+    if len(names) > 1 and not are_entities and (OUTSIDE in names or all(map(str.isdecimal, names))):
         bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))
         said = (
             f"tags such as {bare!r} do not say where entities begin, as B-PER and I-PER do: words are scored, and not"

@@ -56,7 +56,8 @@ MEANING, POSITION = "meaning", "position"
 # What columns of a role are called.
 _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
-    r"(ner|pos)_tags|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta)",
+    r"(ner|pos)_tags|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta|"
+    r"accept)",
     WORDS: r"tokens?|words?|forms?",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
@@ -70,7 +71,7 @@ _GROUP = re.compile(
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
 # Columns that are read together.
 _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
-_LONG_TEXT = 3  # words, on average
+_LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
@@ -146,7 +147,11 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
     Returns all that the same rule finds, the likeliest first.
     """
     others = [column for name, column in columns.items() if name not in text_columns]
-    few = [each for each in reversed(others) if 2 <= each.distinct <= max(10, each.rows / 5) and each.words < 3]
+    # Answers of a survey may be longer than most names, but not than its texts.
+    longest = min(_LONG_NAME, max((each.words for each in columns.values()), default=0))
+    few = [each for each in reversed(others) if 2 <= each.distinct <= max(10, each.rows / 5)]
+    few = [each for each in few if each.words < max(longest, _LONG_TEXT)]
+    few.sort(key=lambda each: each.words >= _LONG_TEXT)
     named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
     formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
     guesses = (named, formed, *([each for each in few if each.role == role] for role in ("", SOURCE)))
@@ -174,6 +179,7 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
             if first.lower() == pair[0] and pair[1] in lower:
                 return [(first, lower[pair[1]])]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
+    texts = texts or [name for name in words if columns[name].role in ("", SOURCE)]  # words such as queries
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
@@ -219,8 +225,9 @@ def label_variants(counts: Mapping[str, int]) -> list[list[str]]:
     """Group labels that may be the same: they differ in case, spaces and punctuation; the most frequent are first."""
     groups: dict[str, list[str]] = {}  # by what spellings of a label share
     for label in sorted(counts, key=lambda each: -counts[each]):
-        # Without letters that have no shape, such as a soft hyphen.
+        # Without letters that have no shape, such as a soft hyphen, and selectors of one, as of an emoji.
         own = "".join(c for c in plain(label).replace("_", " ") if unicodedata.category(c) not in ("Zs", "Cf"))
+        own = re.sub(r"[\ufe00-\ufe0f]", "", own)
         if not any(letter.isdigit() for letter in own):  # signs of -1, C++ or <=50K, and points of numbers, stay
             own = re.sub(r"(?<=\w)[-.,/'’\"()]+(?=\w)", "", own.strip(".,;:'’\"()"))
         groups.setdefault(own or label, []).append(label)
@@ -257,7 +264,7 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     so does a vector whose places have names, see :func:`vector_names`; a row with other values is reported to ``bad``.
     Labels that ``meanings`` lacks are kept. A value may hold several labels if the label type is "labels". If labels
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
-    semicolons, as spreadsheets write it.
+    semicolons, as spreadsheets write it, unless others have points.
     """
     if column is None:
         return table
@@ -299,7 +306,10 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
         table = table.with_column(column, labels)
     if table.delimiter == ";" and label_type in ("auto", "number"):
         texts = [str(value).strip() for value in labels]
-        points = [text if "." in text else text.replace(",", ".") for text in texts]
+        numeric = [text for text in set(texts) if number_form(text.replace(",", ".")) != "text"]
+        # Beside decimal commas, a point may separate thousands: 1.250 is no 1.25.
+        signs = {sign for text in numeric for sign in ".," if sign in text}
+        points = [text if "." in text or len(signs) > 1 else text.replace(",", ".") for text in texts]
         numbers = [number_form(point) in ("whole", "decimal") for point in points]
         pairs = zip(labels, numbers, strict=True)
         if label_type == "number" or all(number or may_be_missing(str(value)) for value, number in pairs):
@@ -330,6 +340,12 @@ def read_meanings(
         values = names if len(names) > 1 else train.column(names[0]) if names else []
         found = {written(value) for value in values if not is_missing(value)}
         found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+        header = read_table(label_map).columns
+        if LABEL not in header and header[0] in found:
+            raise AttendropError(
+                f"the label map {label_map} begins with {header[0]!r}, a label of {train.path}, which would be read as "
+                f"the name of a column; write {LABEL},{MEANING} in a line before it."
+            )
         if found and not found & meanings.keys():
             raise AttendropError(
                 f"the label map {label_map} has none of the labels of {train.path}, column {column!r}, such as "
@@ -360,8 +376,8 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
     """Recognise the type of labels, as they are meant, one of ``LABEL_TYPES``; warn of words for what is not there.
 
     Labels are tags if texts are lists of words, entities if most labels are lists of spans of characters, several
-    labels if they are lists, numbers if at least one, in any table, has a decimal fraction or an exponent, otherwise
-    classes, words also if each has a single row. The training rows come first.
+    labels if they are lists, and not names in other rows, numbers if at least one, in any table, has a decimal fraction
+    or an exponent, otherwise classes, words also if each has a single row. The training rows come first.
 
     Returns:
         The type, and why it is unclear, a sentence; empty if it is not.
@@ -371,7 +387,19 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         return "tags", ""
     if holds_spans(train, text_columns, column):
         return "spans", ""
-    if listed(next(filter(written, values), next((each for each in values if each is not None), None))) is not None:
+    first: dict[bool, str] = {}  # where a list or an object is first, and a name or a number
+    for table in tables:
+        for place, value in zip(table.places, table.column(column), strict=True):
+            if (label := written(value)).lower() not in ("", "nan"):
+                first.setdefault(isinstance(parsed(value), list | dict), f"{label[:60]!r} ({table.path}, {place})")
+    several = listed(next(filter(written, values), next((each for each in values if each is not None), None)))
+    if len(first) > 1:
+        unclear = (
+            f"column {column!r}: the labels mix lists or objects, such as {first[True]}, with names, such as "
+            f"{first[False]}; write {_MANY}, in all rows, or set --label-type class if they are classes."
+        )
+        return "class" if several is None else "labels", unclear
+    if several is not None:
         return "labels", ""
     found: dict[str, str] = {}  # where each label is first
     for table in tables:
@@ -477,7 +505,7 @@ def check_form(
     *,
     guessed: bool = False,
 ) -> None:
-    """Refuse labels in a form that is not read, chats, and a multiple choice that nobody asked for.
+    """Refuse labels in a form that is not read, chats, numbers of words, and a multiple choice that nobody asked for.
 
     The error says what the labels are, with an example, and what to do. Labels of training are given as they are meant;
     their column is not known if there is none in ``columns``, and another may be meant if it is ``guessed``.
@@ -488,6 +516,15 @@ def check_form(
             raise AttendropError(
                 f"{table.path}: {name!r} has chats; to classify them, write each as one text. A causal language model "
                 "trains on their replies in Python: examples/sft.py."
+            )
+        rows = [[written(word) for word in listed(value) or ()] for value in _some(table, name)]
+        numbered = (
+            row[0].isdecimal() and row == [str(int(row[0]) + at) for at in range(len(row))] for row in rows if row
+        )
+        if any(len(row) > 1 for row in rows) and all(numbered):
+            raise AttendropError(
+                f"{table.path}: {name!r} has numbers of words, and no words; of the columns {names_of(table.columns)} "
+                "name the one with words by --text-columns; or name a CoNLL-U file .conllu."
             )
     lists = [any(listed(value) is not None for value in _some(table, name, 1)) for name in text_columns]
     if label_type == "auto" and (len(lists) > 2 or lists == [False, True]):
@@ -773,13 +810,13 @@ def check_files(
     if len(files_of(train_file)) > 1:
         return None
     found = inspect_files(train_file, eval_file, bad=BadRows(skip=skip_bad_rows), **options)
+    if found.unclear:
+        raise AttendropError(found.unclear)
     plain = found.label_column is not None and found.label_type in ("class", "number")
     for table in filter(None, (found.table, found.evaluated)) if plain else ():
         for name in found.text_columns:
             table = table.read([name], read_text, found.bad)
         table.read([str(found.label_column)], read_class, found.bad)
-    if found.unclear:
-        raise AttendropError(found.unclear)
     if plain and len(labels := set(found.written_labels) - {""}) == 1:
         what = "number" if found.label_type == "number" else "class"
         raise AttendropError(f"{train_file} has only one {what}, {labels.pop()!r}; training needs at least two.")

@@ -28,7 +28,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.table import UNSPACED, may_be_missing, plain
+from attendrop.tasks.table import MARKS, UNSPACED, may_be_missing, plain
 from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _AT_A_TIME = 4_000_000
 # If near-duplicates leave fewer groups, as where one template makes all texts, they say nothing of what is alike.
 _LEAST_GROUPS = 5
 # Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
-_TERM = rf"[{UNSPACED}]|[^\W{UNSPACED}]+"
+_TERM = rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{MARKS}])+"
 
 
 def groups_of(rows: Dataset, task: Task) -> list[int]:
@@ -97,7 +97,7 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
 
     Cosines are those of words and pairs of words. Of more than 20,000 different texts, none are computed.
     """
-    words = [" ".join(re.findall(r"\w+", low)) or low for low in map(plain, texts)]
+    words = [" ".join(re.findall(rf"[\w{MARKS}]+", low)) or low for low in map(plain, texts)]
     found, known = numbered(words), list(dict.fromkeys(words))
     if not 1 < len(known) <= _MOST_COMPARED:
         return found
@@ -398,6 +398,8 @@ _UNORDERED = re.compile(
     r"july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec)\b",
     re.IGNORECASE,
 )
+# As in Q1 2024 and 03.2024, of several years.
+_YEAR_LAST = re.compile(r"((?:(?!(?:19|20)\d\d).)*\D)((?:19|20)\d\d)\s*")
 
 
 def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
@@ -414,8 +416,11 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
                 f"ood-column '{column}' has {form} such as {found[0]!r}, and {others[0]!r}, so that their order "
                 "is not clear; correct or empty it."
             )
-    unclear = [value for value in values if _UNORDERED.match(value)]
-    if unclear and 2 * len(unclear) >= len(values) > len(numbers):
+    unclear = [value for value in values if _UNORDERED.match(value)] if len(numbers) < len(values) else []
+    ends = [found for value in values if (found := _YEAR_LAST.fullmatch(value))]
+    if min(len({found[1] for found in ends}), len({found[2] for found in ends})) > 1:
+        unclear = max(unclear, [found[0] for found in ends], key=len)
+    if unclear and 2 * len(unclear) >= len(values):
         raise AttendropError(
             f"ood-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
             "not clear; write them as 2026-03-01 or 2026-03."

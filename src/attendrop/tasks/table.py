@@ -143,14 +143,17 @@ HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs an
 MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "(null)", "[null]", "\\n", "nil", "-", "--", "?"}
 # How a column for each label says whether a row has it.
 _YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-# What may be between the labels of a row that has several.
-LABEL_SEPARATORS = re.compile(r"[;|,]")
+# What may be between the labels of a row that has several, and after them, as forms of Microsoft write "price;speed;".
+LABEL_SEPARATORS, _LAST_SEPARATOR = re.compile(r"[;|,]"), re.compile(r"(?<=[^;|,])[;|,]$")
 # An array of texts, as NumPy prints one: without commas between them.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _ARRAY = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))*\s*\]")
 # Letters of scripts without spaces between words: Chinese and Japanese; Thai, Lao, Burmese and Khmer.
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LONG_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+# Signs of vowels and other marks, which \w does not match: Latin, Hebrew, Arabic, Indic scripts, Thai to Khmer.
+MARKS = "\u0300-\u036f\u0591-\u05bd\u05bf\u05c1-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963"
+MARKS += "\u0971-\u0df3\u0e31-\u0e4e\u0eb1-\u0ece\u0f71-\u0f84\u0f8d-\u0fbc\u102b-\u103e\u1056-\u109d\u17b4-\u17d3"
 _WORD_LIKE = re.compile(rf"[{UNSPACED}]{{1,2}}|[{_LONG_UNSPACED}]{{1,6}}|[^\s{UNSPACED}{_LONG_UNSPACED}]+")
 
 
@@ -248,17 +251,18 @@ def label_names(value: Any) -> list[str]:
     """Return the names in a label of a file: a list, a list in JSON, or a text with separators; missing ones empty."""
     found = listed(value)
     if found is None:
-        text = written(value)
+        text = _LAST_SEPARATOR.sub("", written(value))
         found = LABEL_SEPARATORS.split(text) if text else []
     return list(map(written, found))
 
 
 def joined_labels(labels: Iterable[Any]) -> str | None:
-    """Describe a label that is others joined by a separator, such as ``urgent|vip``; None if there is none."""
+    """Describe a label such as ``urgent|vip``, whose parts are in other labels, too; None if there is none."""
     names = {label.strip(): None for label in dict.fromkeys(each for each in labels if isinstance(each, str))}
-    for name in names:
-        parts = [part.strip() for part in LABEL_SEPARATORS.split(name)]
-        if len(parts) > 1 and all(part and part in names for part in parts):
+    parts_of = {name: {*map(str.strip, LABEL_SEPARATORS.split(_LAST_SEPARATOR.sub("", name)))} for name in names}
+    counts = Counter(chain.from_iterable(parts_of.values()))
+    for name, parts in parts_of.items():
+        if len(parts) > 1 and all(part and counts[part] > 1 for part in parts):
             return f"{name!r} joins other labels: if rows have several labels, or none, set --label-type labels"
     return None
 
@@ -741,7 +745,7 @@ def _rows_of(
     at, word = (each[0] if len(each) == 1 and len(row) == width else None for each in places)
     if at is None or word is None or not _NUMBER.fullmatch(row[at].strip()) or len(row[word].split()) != 1:
         for index, (line, record) in enumerate(records):
-            if width > 1 and not any(record):
+            if not any(record) and (width > 1 or not record):
                 bad.left_out[index] = SkippedRow(str(path), f"line {line}", _NO_VALUE, {})
             elif len(record) == width:
                 yield index, line, record
@@ -817,8 +821,9 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         raise AttendropError(f"{file} has no sheet {wanted!r}; its sheets are {names_of(known)}.")
     for title, sheet in sheets.items():
         rows = ([unescape(_cell(value)) for value in row] for row in sheet.itertuples(index=False))
-        lines = [(number, row) for number, row in enumerate(rows, start=1) if any(row)]
-        if not lines:
+        lines = [(number, row if any(row) else []) for number, row in enumerate(rows, start=1)]
+        filled = [place for place, (_, row) in enumerate(lines) if row]
+        if not filled:
             continue
         if len(sheets) > 1:
             warnings.warn(
@@ -826,7 +831,7 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
                 f"'{path}:{next(each for each in titles if each != title)}'.",
                 stacklevel=2,
             )
-        (_, header), *records = lines
+        (_, header), *records = lines[filled[0] : filled[-1] + 1]  # blank rows between others have no answer
         width = max(number for number, name in enumerate(header, start=1) if name)
         # A row that is longer than the header has values without a column, an error as in CSV.
         fields = [(line, row if any(row[width:]) else row[:width]) for line, row in records]

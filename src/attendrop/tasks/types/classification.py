@@ -29,6 +29,7 @@ from attendrop.tasks.table import (
     label_names,
     listed,
     number_form,
+    parsed,
     read_class,
     written,
 )
@@ -215,7 +216,10 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; an empty one has no label."""
         if is_missing(value) or written(value).lower() == "nan":
             raise BadValue("the labels are missing; write an empty list, [], if none applies")
-        if not isinstance(value, list | str | int):
+        found = parsed(value)
+        if not isinstance(value, list | str | int) or any(
+            isinstance(part, dict | list) for part in (found if isinstance(found, list) else [found])
+        ):
             raise BadValue(f"{value!r} is not a list of labels")
         names = label_names(value)
         if "" in names:
