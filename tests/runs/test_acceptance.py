@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.command_line import Captured
+from helpers.stand_in_data import write_stand_ins
 
 from attendrop import cli, load
 from attendrop.errors import AttendropError
 from attendrop.runs.config import Source
 from attendrop.runs.export import export_run
-from attendrop.runs.inference import evaluate
+from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 from attendrop.studies.compare import run_comparison
@@ -123,6 +124,29 @@ def test_the_threshold_is_kept_predicted_with_and_told(
     other = evaluate(run, Source(file=str(files / "told.csv")), report=True)["report"]["accept"]
     assert other["rows"] == 40 and not other["chosen_here"]
     assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
+
+
+@pytest.mark.parametrize(("how", "marked"), [(None, True), ("windows", True), ("head", False)])
+def test_answers_to_texts_that_are_cut_otherwise_are_not_marked(files: Path, how: str | None, marked: bool) -> None:
+    read = {"text_columns": ("sentence1",), "max_length": 8, "long_texts": "windows"}
+    train(tiny.config(files, **{"method": "finetune", "accept": ACCEPT} | LINEAR | data_of(files) | read))
+    written = files / "out.csv"
+    predict(str(files / "run"), Source(file=str(files / "scored.csv"), long_texts=how), str(written))
+    assert ("accepted" in written.read_text(encoding="utf-8").partition("\n")[0]) == marked
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25])
+def test_of_a_task_the_rows_that_chose_the_threshold_are_told(
+    files: Path, monkeypatch: pytest.MonkeyPatch, fraction: float
+) -> None:
+    """They are its development set, unless a fraction of its training rows is reported on."""
+    monkeypatch.setenv("ATTENDROP_DATA", str(write_stand_ins(files / "data")))
+    of_files = {"train_file": None, "eval_file": None, "text_columns": (), "label_column": None}
+    options = of_files | LINEAR | {"method": "finetune", "accept": ACCEPT, "test_fraction": fraction}
+    train(tiny.config(files, task="mnli", **options))
+    for source in (Source(), Source(task="mnli"), Source(split="dev_mismatched")):
+        found = evaluate(str(files / "run"), source, report=True)["report"]["accept"]
+        assert found["chosen_here"] == (not fraction and source.split is None)
 
 
 @pytest.mark.slow

@@ -21,10 +21,11 @@ import torch
 from helpers.command_line import Captured, assert_refused
 from huggingface_hub.utils import filter_repo_objects
 from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from attendrop import cli
 from attendrop.runs.data import SKIPPED
-from attendrop.runs.export import export_run, onnx_outputs
+from attendrop.runs.export import _UPLOADED, export_run, onnx_outputs, push_run
 from attendrop.runs.inference import load_finished_run, load_run
 from attendrop.runs.run_folder import RUN, SAMPLED_ROWS, keeps_model, read_run
 from attendrop.support.files import sha256, write_json
@@ -168,7 +169,14 @@ class Hub:
         self.repositories[name] = private
         return SimpleNamespace(repo_id=f"somebody/{name}")
 
-    def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **_: Any) -> None:
+    def list_repo_files(self, repo_id: str) -> list[str]:
+        return list(self.files)
+
+    def upload_folder(
+        self, *, folder_path: Path, allow_patterns: list[str], delete_patterns: list[str], **_: Any
+    ) -> None:
+        for name in list(filter_repo_objects(self.files, allow_patterns=delete_patterns)):
+            del self.files[name]
         paths = (path for path in folder_path.rglob("*") if path.is_file())
         found = {str(path.relative_to(folder_path)): path for path in paths}
         for name in filter_repo_objects(found, allow_patterns=allow_patterns):
@@ -203,6 +211,21 @@ def test_the_model_is_uploaded_and_what_else_the_folder_holds_stays_whoever_wrot
     expected = {"README.md", "config.json", "model.safetensors", "modeling_mean_pooling.py", "tokenizer.json"}
     assert set(hub.files) == expected | {"tokenizer_config.json"} == set(found["files"])
     assert hub.files["model.safetensors"] == (plain / "model.safetensors").read_bytes()
+
+
+def test_files_of_another_model_do_not_stay_in_the_repository(hub: Hub, plain: Path, pruned: Path) -> None:
+    """Transformers would load a pruned model beside another's ``config.json``, with random weights in pruned layers."""
+    push_run(str(plain), "mine")
+    hub.files |= {"adapter_config.json": b"{}", "notes/config.json": b"{}", "figure.png": b""}
+    push_run(str(pruned / "light"), "mine")
+    assert "pruned_config.json" in hub.files and {"notes/config.json", "figure.png"} < set(hub.files)
+    assert not {"config.json", "adapter_config.json"} & set(hub.files)
+
+
+@pytest.mark.parametrize("family", ["bert", "bertweet", "luke", "phobert", "roberta", "xlm-roberta", "xlnet"])
+def test_all_files_of_a_tokenizer_are_uploaded(family: str) -> None:
+    cls = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES[family])
+    assert all(map(_UPLOADED.fullmatch, cls.vocab_files_names.values()))
 
 
 def test_what_a_link_points_to_is_not_uploaded(hub: Hub, plain: Path, tmp_path: Path, capsys: Captured) -> None:

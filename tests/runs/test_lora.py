@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 import transformers as hf
-from helpers import tiny
+from helpers import tiny, zoo
 from safetensors.torch import load_file
 
 import attendrop
@@ -62,6 +62,18 @@ def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
     card = (run / "README.md").read_text()
     assert "library_name: peft" in card
     assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
+
+
+def test_a_model_that_reads_other_tokens_than_before_is_saved_merged(own: Path) -> None:
+    """PEFT would read the first token, as the configuration of the model that the adapter is on says."""
+    encoder = hf.ModernBertModel(hf.ModernBertConfig(**zoo.ZOO["modernbert"].options))
+    for part in (encoder, hf.AutoTokenizer.from_pretrained(own / "model")):
+        part.save_pretrained(own / "modernbert")
+    train(tiny.config(own, "mean", **ADAPTER, model=str(own / "modernbert"), pooling="mean", epochs=1))
+    expected = outputs(attendrop.load(own / "mean"), own / "mean")
+    found = hf.AutoModelForSequenceClassification.from_pretrained(own / "mean")
+    torch.testing.assert_close(outputs(found, own / "mean"), expected)
+    assert "peft" not in (own / "mean" / "README.md").read_text()
 
 
 def test_only_adapter_and_head_are_trained(folder: Path) -> None:
@@ -128,7 +140,7 @@ def test_mistakes_are_said(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "run").exists()
 
 
-def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_without_its_model_or_on_another_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(folder / "run", tmp_path / "run")
     content = settings(run) | {"base_model_name_or_path": str(tmp_path / "gone")}
     (run / "adapter_config.json").write_text(json.dumps(content))
@@ -136,6 +148,11 @@ def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_pat
         AttendropError, match=r"on the model '.*gone', which cannot be found .* base_model_name_or_path"
     ):
         attendrop.load(run)
+    other = tiny.save_tiny_bert(tmp_path / "gone", initializer_range=0.1)
+    with pytest.raises(AttendropError, match=r"gone' are not those that the adapter in .* was trained on"):
+        attendrop.load(run)
+    shutil.copy(folder / "model" / "model.safetensors", other)
+    assert not hasattr(attendrop.load(run).config, "attendrop_base_sha256")  # which is that of the merged weights
     for name in ("model_config.json", "run.json"):
         (run / name).unlink()
     with pytest.raises(AttendropError, match="was not saved by attendrop"):

@@ -27,6 +27,7 @@ from attendrop.support import files as models
 from attendrop.support.files import resolve_model
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
+from attendrop.tasks.tokenization import load_tokenizer, save_tokenizer
 from attendrop.tasks.types.classification import Classification
 
 TASK = Task("files", Classification(("no", "yes", "perhaps")), ("text",), "accuracy", "own files")
@@ -86,6 +87,22 @@ def test_tokenizer_without_padding_token(bert: Path, tmp_path: Path) -> None:
     assert model.config.pad_token_id == loaded.pad_token_id
 
 
+def logits_beside(folder: Path, longer: bool) -> torch.Tensor:
+    """Compute the logits of a text in a batch, with padding if the other one is longer."""
+    model, tokenizer = load_for(str(folder), None)[:2]
+    batch = tokenizer(["the cat", "the red bird sees a dog" if longer else "a dog"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[0]
+
+
+@pytest.mark.parametrize("family", ["llama-class", "xlnet"])
+def test_classifiers_that_look_for_the_end_of_a_text_read_no_padding(bert: Path, tmp_path: Path, family: str) -> None:
+    name, options = zoo.REFUSED.get(family) or (zoo.ZOO[family].model, zoo.ZOO[family].options)
+    zoo.from_class(name, {**options, "pad_token_id": 7}).save_pretrained(tmp_path)  # another than the tokenizer's
+    hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    torch.testing.assert_close(logits_beside(tmp_path, longer=True), logits_beside(tmp_path, longer=False))
+
+
 @pytest.mark.parametrize(
     ("model", "files", "message"),
     [
@@ -138,6 +155,16 @@ def test_a_tokenizer_without_its_vocabulary_is_not_made_up(bert: Path, tmp_path:
     for task in (TASK, None):  # to train, and to predict
         with pytest.raises(AttendropError, match=re.escape(message)):
             load_for(str(tmp_path), task)
+
+
+def test_a_saved_tokenizer_reads_as_before(tmp_path: Path) -> None:
+    """The class of BERTweet writes merges without their counts, and drops the last word of each when it reads them."""
+    (tmp_path / "vocab.txt").write_text("cat 9\na 8\n")
+    (tmp_path / "bpe.codes").write_text("c a 9\nca t</w> 9\n")
+    tokenizer = hf.BertweetTokenizer(str(tmp_path / "vocab.txt"), str(tmp_path / "bpe.codes"))
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    ids = tokenizer("a cat").input_ids
+    assert load_tokenizer(str(tmp_path / "saved"))("a cat").input_ids == ids == [0, 5, 4, 2]
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from attendrop.support.files import (
     PRUNED_CONFIG,
     WEIGHTS,
     first_line,
+    model_sha256,
     resolve_model,
     write_json,
     write_text,
@@ -45,6 +46,8 @@ from attendrop.tasks.types.modeling_mean_pooling import MeanPoolingConfig
 # folder for that of a whole model.
 MODEL_CONFIG = "model_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# Entry of that file: the hash of the weights that the adapter is on, if they are in a folder.
+_BASE_SHA256 = "attendrop_base_sha256"
 
 
 def prunable_layers(model: Any) -> list[AttentionLayer]:
@@ -368,6 +371,7 @@ def save_adapter(model: Any, folder: Path, base: str) -> None:
     own = transformers_model(model)
     config = copy.deepcopy(own.config)
     config.architectures = [type(own).__name__]
+    setattr(config, _BASE_SHA256, model_sha256(base, (".safetensors",)))
     write_text(folder / MODEL_CONFIG, config.to_json_string())
 
 
@@ -397,6 +401,11 @@ def load_adapter(folder: Path) -> Any:
             f"The adapter in '{folder}' is on the model {name!r}, which cannot be found ({error}) Put it back, or "
             f"change base_model_name_or_path in {ADAPTER_CONFIG}."
         ) from None
+    if (written := vars(config).pop(_BASE_SHA256, "")) and written != model_sha256(place, (".safetensors",)):
+        raise AttendropError(
+            f"The weights of the model {name!r} are not those that the adapter in '{folder}' was trained on; put them "
+            "back, or train it again."
+        )
     with without_report():  # which would say that the head is random, though the adapter has it
         how: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         base, found = cls.from_pretrained(place, config=config, dtype="float32", **how)

@@ -18,6 +18,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.hooks import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import ConstantAttention
+from attendrop.attribution.predictions import IGNORED
 from attendrop.errors import AttendropError
 from attendrop.pruning.pruned_model import PrunedModel, mask_layers, prunable_layers
 from attendrop.support.models import Batch, loss_and_outputs, number_of_rows
@@ -281,7 +282,9 @@ def prune_selected(
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch]) -> list[float]:
     """Compute the mean loss of the model with constant attention in each layer, one at a time."""
     losses = []
-    rows = [number_of_rows(batch) for batch in batches]
+    if not (batches := [batch for batch in batches if _labelled_rows(batch)]):
+        raise AttendropError("no row has a label that the model knows, so that layers cannot be ranked by the loss.")
+    rows = [_labelled_rows(batch) for batch in batches]
     with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
         adapter.trace(batches[0])
         for layer in attention_layers:
@@ -289,6 +292,14 @@ def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: 
             total = sum(float(loss_and_outputs(output)[0]) * count for output, count in zip(passes, rows, strict=True))
             losses.append(total / sum(rows))
     return losses
+
+
+def _labelled_rows(batch: Batch) -> int:
+    """Count the rows of a batch that have a loss, which those whose labels the model does not know have not."""
+    labels = batch.get("labels")
+    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+        return number_of_rows(batch)
+    return int((labels != IGNORED).reshape(len(labels), -1).any(1).sum())
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs import run_folder
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
 from attendrop.support.files import check_output, disk_errors, refuse_links, share_permissions
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, save_tokenizer
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
@@ -30,8 +30,9 @@ FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
 _UPLOADED = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_model\.safetensors"
     r"|(config|generation_config|adapter_config|pruned_config|model_config)\.json"
-    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|(vocab|merges)\.txt"
-    r"|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm|chat_template\.jinja"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab|entity_vocab|emoji)\.json"
+    r"|(vocab|merges|dict)\.txt|bpe\.codes|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm"
+    r"|chat_template\.jinja"
     r"|README\.md|modeling_mean_pooling\.py"
 )
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def export_run(
         if target.parent.resolve() != Path(run_dir).resolve():
             if is_pruned(target.parent) or run_folder.read_run(target.parent) is not None:
                 raise AttendropError(f"'{target.parent}' holds another run; name a file in a folder of its own.")
-            run.tokenizer.save_pretrained(name)
+            save_tokenizer(run.tokenizer, Path(name))
             stock_config(model.config).save_pretrained(name)
         if format == "torch":
             export_torch(model, file)
@@ -147,8 +148,8 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     """Upload the model of a run, its tokenizer and its card, on which its scores are, to the hub; nothing else.
 
     The ``name`` of the repository is such as ``"user/model"``; without a user, it is that of the token. It is created
-    if it does not exist, private unless ``public``; one that exists stays as it is. Returns its ``url``, and the
-    ``files``.
+    if it does not exist, private unless ``public``; one that exists stays as it is, but for files of another model,
+    which programs would load with those of this one, or in their place. Returns its ``url``, and the ``files``.
 
     Raises:
         AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is
@@ -165,8 +166,10 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     api = HfApi()
     try:
         repo = api.create_repo(name, private=not public, exist_ok=True).repo_id
-        message = "Upload a model trained with attendrop"
-        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=files, commit_message=message)
+        others = [file for file in api.list_repo_files(repo) if _UPLOADED.fullmatch(file) and file not in files]
+        how: dict[str, Any] = {"allow_patterns": files, "delete_patterns": others}
+        how["commit_message"] = "Upload a model trained with attendrop"
+        api.upload_folder(repo_id=repo, folder_path=folder, **how)
     except LocalTokenNotFoundError:
         raise AttendropError("nobody is logged in to the hub; run `hf auth login`, or set HF_TOKEN.") from None
     except (HFValidationError, HfUriError) as error:

@@ -49,7 +49,15 @@ from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping,
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, columns_of, document_means, fit_tokenizer, unknown_rows
+from attendrop.tasks.tokenization import (
+    DEFAULT_MAX_LENGTH,
+    HEAD,
+    columns_of,
+    document_means,
+    fit_tokenizer,
+    save_tokenizer,
+    unknown_rows,
+)
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import FIRST_TOKEN, MODELING_FILE
 from attendrop.wording import counted
@@ -234,7 +242,7 @@ class BaselineModel:
 
     def save(self, folder: Path, config: PreTrainedConfig) -> None:
         """Write the model into a folder."""
-        self.tokenizer.save_pretrained(folder)
+        save_tokenizer(self.tokenizer, folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)
             setattr(config, FIRST_TOKEN, getattr(self.encoder.config, FIRST_TOKEN, False))
@@ -514,7 +522,9 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
         if found["report"] is not None and model.accept is not None and rows.reading is None:
-            chosen_here = source.task is None and (source.file is None or is_file("eval_file"))
+            task = model.options.get("task")  # whose test fraction is none of its splits
+            here = source.task in (None, task) and rows.split == "dev" and not (task and model.options["test_fraction"])
+            chosen_here = here if source.file is None else is_file("eval_file")
             found["report"]["accept"] = accepted_share(every, labels, model.accept) | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
@@ -535,9 +545,9 @@ def predict(
 
     ``output`` is a .tsv, .csv, .jsonl or .conll file, unless ``format`` says another; ``"-"`` is standard output. For
     GLUE tasks it gets the columns of a submission. If the run was asked which answers to ``accept``, tables have
-    ``confidence`` and ``accepted``, but not at another ``max_length``. ``probabilities`` writes those of all classes,
-    ``keep_columns`` also the columns of the input file, ``escape_formulas`` an apostrophe before cells that
-    spreadsheets would compute.
+    ``confidence`` and ``accepted``, but not at another ``max_length`` or with other ``long_texts``. ``probabilities``
+    writes those of all classes, ``keep_columns`` also the columns of the input file, ``escape_formulas`` an apostrophe
+    before cells that spreadsheets would compute.
 
     Returns:
         ``model, task, source, split, rows, skipped, output``.
@@ -550,8 +560,10 @@ def predict(
     model = load_run(run_dir, source.task_options)
     rows = _open_rows(model, source, "test")
     accept = model.accept if rows.reading is None else None
-    if accept is not None and source.max_length not in (None, model.options.get("max_length")):
-        logger.warning("Which answers to accept is known for the run's max-length only: none is marked.")
+    cut = {"max_length": source.max_length, "long_texts": source.long_texts}
+    trained = {"max_length": model.options.get("max_length"), "long_texts": model.options.get("long_texts") or HEAD}
+    if accept is not None and any(value not in (None, trained[name]) for name, value in cut.items()):
+        logger.warning("Which answers to accept is known for the run's max-length and long-texts only: none is marked.")
         accept = None
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,

@@ -39,18 +39,17 @@ _REWARDED = {
 }
 
 
-def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool = True) -> str:
+def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool = True, adapter: bool = False) -> str:
     """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
 
-    ``stock``: the model is of a class of transformers; others need ``trust_remote_code=True``.
+    ``stock``: the model is of a class of transformers; others need ``trust_remote_code=True``. ``adapter``: it is saved
+    as an adapter, and not merged.
     """
     config, rows, method = metrics["config"], metrics["data"]["rows"], metrics["method"]
     parts = build_method(method, metrics["options"]).parts
-    # One on a class that transformers lacks is saved merged.
-    is_adapter = stock and config.get("lora") is not None
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
-    front = _front_matter("peft" if is_adapter else "transformers", task_type, method, base=base if is_on_hub else None)
+    front = _front_matter("peft" if adapter else "transformers", task_type, method, base=base if is_on_hub else None)
     sources = (part.info for part in parts if part.info.paper)
     papers = dict.fromkeys(f"- [{info.paper}]({info.link})" if info.link else f"- {info.paper}" for info in sources)
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
@@ -67,16 +66,16 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     protocol += " The development set was scored once, at the end." if scored_once(metrics) else ""
     protocol += _REWARDED[metrics["data"]["rewarded_on"]].format(**rows)
     loading = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
-    if is_adapter:
+    if adapter:
         loading = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
     if config.get("with_columns"):
         loading += "; texts begin as above"
     if config.get("long_texts") not in (None, HEAD):
         loading += f"; texts over {config['max_length']} tokens are cut here, as they were not in training"
     texts, trusted = len(metrics["data"]["text_columns"]), "" if stock else ", trust_remote_code=True"
-    usage = usage_of(task_type, texts, config["max_length"], stock=not is_adapter, options=trusted)
+    usage = usage_of(task_type, texts, config["max_length"], stock=not adapter, options=trusted)
     loading = f"{_predicting(metrics, task_type)}\n\n{loading}:\n\n```python\n{usage}\n```"
-    if is_adapter and task_type.peft_task_type is not None:
+    if adapter and task_type.peft_task_type is not None:
         name = f"AutoPeft{task_type.auto_class.removeprefix('Auto')}"
         classes = f", num_labels={len(task_type.output_names)}" if task_type.output_names else ""
         code = f"from peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})"

@@ -37,7 +37,7 @@ from attendrop.support.files import write_json
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode
 from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.tokenization import texts_of
+from attendrop.tasks.tokenization import save_tokenizer, texts_of
 from attendrop.wording import counted, counted_rows
 
 # Number and size of the batches on which speed is measured, for how many seconds at least, in rounds of the same work.
@@ -106,7 +106,7 @@ def prune_run(
         light, after, found = _pruned(run, run.chosen_on, selection, ranking, tolerance, recover_epochs, callbacks)
         source = Path(run.config.output_dir)
         light.save_pretrained(folder)
-        run.tokenizer.save_pretrained(folder)
+        save_tokenizer(run.tokenizer, folder)
         sizes = [sum(file.stat().st_size for file in place.glob("model*.safetensors")) for place in (source, folder)]
         if run.config.adapter is not None:
             sizes[0] = sum(parameter.nbytes for parameter in run.model.parameters())  # with its model

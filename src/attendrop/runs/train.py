@@ -41,7 +41,7 @@ from attendrop.runs.config import AS_TRAINED, READ_BY, RUN_FILE, RunConfig, run_
 from attendrop.runs.data import Parts, ResolvedRun, cached, digest_of_model, resolve_run
 from attendrop.runs.inference import over_rows
 from attendrop.runs.model_card import CARD, model_card
-from attendrop.runs.model_loading import Loaded, add_adapter, load_for
+from attendrop.runs.model_loading import Loaded, add_adapter, load_config, load_for
 from attendrop.runs.run_folder import is_main_process, number_of_processes, read_run
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
@@ -50,9 +50,10 @@ from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
 from attendrop.tasks.table import write_skipped
-from attendrop.tasks.tokenization import columns_of, document_means, of_documents
+from attendrop.tasks.tokenization import columns_of, document_means, of_documents, save_tokenizer
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.tasks.types.linear_models import LinearFit, self_trained
+from attendrop.tasks.types.model_classes import pooling_of
 from attendrop.tasks.types.modeling_mean_pooling import MeanPooling
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.wording import counted
@@ -329,18 +330,20 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
+    inner = transformers_model(model)
     reads = {name: value for name, value in run.given.as_dict().items() if name in READ_BY and value}
-    setattr(transformers_model(model).config, AS_TRAINED, reads)
-    stock = not isinstance(transformers_model(model), MeanPooling)
-    if has_adapter(model) and stock:
+    setattr(inner.config, AS_TRAINED, reads)
+    stock = not isinstance(inner, MeanPooling)
+    adapter = has_adapter(model) and stock and pooling_of(inner.config) == pooling_of(load_config(run.config.model))
+    if adapter:
         save_adapter(model, files, lasting_name(run.config.model))
-    else:  # transformers and PEFT would put an adapter on a class of their own
+    else:  # transformers and PEFT would put an adapter on a class of their own, or read what the model did before
         whole = model.merge_and_unload() if has_adapter(model) else model
         whole.save_pretrained(files)
-    tokenizer.save_pretrained(files)
+    save_tokenizer(tokenizer, files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock), encoding="utf-8")
+    (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock, adapter=adapter), encoding="utf-8")
 
 
 # The start of the head: linear probing (Kumar et al., 2022) ----------------------------------------------------------

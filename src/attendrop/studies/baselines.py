@@ -41,7 +41,7 @@ from attendrop.tasks.base import Task, encode
 from attendrop.tasks.class_names import unlabelled_decisions
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
 from attendrop.tasks.splits import GROUP, given_groups
-from attendrop.tasks.tokenization import columns_of, document_means, of_documents
+from attendrop.tasks.tokenization import columns_of, document_means, of_documents, save_tokenizer
 from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import self_trained
 from attendrop.tasks.types.model_classes import FIRST_TOKEN, is_encoder
@@ -256,7 +256,7 @@ def tune_on_pairs(
     setfit.logging.set_verbosity_warning()
     with tempfile.TemporaryDirectory() as folder, forked_rng(model):
         encoder.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, Path(folder))
         with without_report():
             words = Transformer(folder, max_seq_length=config.max_length)
         mode = "cls" if getattr(encoder.config, FIRST_TOKEN, False) else "mean"

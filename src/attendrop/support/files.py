@@ -10,7 +10,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -224,11 +224,14 @@ def resolve_model(name: str) -> str:
     return name
 
 
-def model_sha256(name: str) -> str:
-    """Hash the configuration, the tokenizer and the weights of a model in a folder; empty for one of the hub."""
+def model_sha256(name: str, suffixes: Collection[str] = _OF_MODEL) -> str:
+    """Hash the configuration, the tokenizer and the weights of a model in a folder; empty for one of the hub.
+
+    ``suffixes`` are those of the files, such as of the weights alone.
+    """
     if not Path(name).is_dir():
         return ""
-    files = sorted(path for path in Path(name).iterdir() if path.suffix in _OF_MODEL and path.is_file())
+    files = sorted(path for path in Path(name).iterdir() if path.suffix in suffixes and path.is_file())
     return hashlib.sha256(json.dumps([[path.name, known_sha256(path)] for path in files]).encode()).hexdigest()
 
 

@@ -6,6 +6,7 @@ PyTorch is not imported until a tokenizer is loaded, for options name what is he
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -58,12 +59,23 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
     return found
 
 
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save a tokenizer, its vocabulary as it was loaded: BERTweet's class reads otherwise what it writes itself."""
+    tokenizer.save_pretrained(folder)
+    names = {} if tokenizer.is_fast else tokenizer.vocab_files_names
+    for role, name in names.items():
+        loaded = getattr(tokenizer, role, None)
+        if isinstance(loaded, str) and Path(loaded).is_file() and (folder / name).is_file():
+            shutil.copyfile(loaded, folder / name)
+
+
 def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Adapt a model and its tokenizer to each other.
 
     A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token; its maximum
     length, which many do not have, is at most the number of the model's positions. The model's configuration gets the
-    padding token if it has none; ``name`` is for messages.
+    padding token if it has none, and that of a decoder also in place of another, since classifiers look there for the
+    last token of a text. XLNet's read the last column, so it is padded on the left. ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.
@@ -71,13 +83,17 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     from torch import nn
 
     from attendrop.support.models import position_limit
+    from attendrop.tasks.types.model_classes import is_encoder
 
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise AttendropError(f"The tokenizer of {name!r} has neither a padding nor an end-of-sequence token.")
         tokenizer.pad_token = tokenizer.eos_token
-    if model.config.get_text_config().pad_token_id is None:
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    config = model.config.get_text_config()
+    if config.pad_token_id is None or not (is_encoder(config) or config.is_encoder_decoder):
+        config.pad_token_id = tokenizer.pad_token_id
+    if getattr(getattr(model, "sequence_summary", None), "summary_type", None) == "last":
+        tokenizer.padding_side = "left"
     largest, embedding = max(tokenizer.get_vocab().values(), default=0), model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
         raise AttendropError(
