@@ -417,9 +417,9 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
                 "is not clear; correct or empty it."
             )
     unclear = [value for value in values if _UNORDERED.match(value)] if len(numbers) < len(values) else []
-    ends = [found for value in values if (found := _YEAR_LAST.fullmatch(value))]
-    if min(len({found[1] for found in ends}), len({found[2] for found in ends})) > 1:
-        unclear = max(unclear, [found[0] for found in ends], key=len)
+    ends = [end for value in values if (end := _YEAR_LAST.fullmatch(value))]
+    if min(len({end[1] for end in ends}), len({end[2] for end in ends})) > 1:
+        unclear = max(unclear, [end[0] for end in ends], key=len)
     if unclear and 2 * len(unclear) >= len(values):
         raise AttendropError(
             f"ood-column '{column}' has dates in words or with the year last such as {unclear[0]!r}, whose order is "
