@@ -103,7 +103,9 @@ def lines() -> Iterator[str]:
     for folder, of_data, methods in OTHERS:
         runs = read_runs(folder)
         model = "all-mpnet-base-v2, " * folder.endswith("mpnet")
-        for data, shots in sorted({key[:2] for key in runs if key[0] in of_data}, key=str):
+        for data, shots in sorted(
+            {key[:2] for key in runs if key[0] in of_data}, key=lambda key: (key[0], key[1] or 0)
+        ):
             for method in methods:
                 number, difference = cell(runs, data, shots, (method, "auto"), (method, None))
                 if number and (shots == 5 or data not in DATA):
