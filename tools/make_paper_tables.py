@@ -53,10 +53,10 @@ date.
 The papers' small tasks with their whole training sets, on encoders that two cores manage: MiniLM (22 M parameters) and
 all-mpnet-base-v2 (110 M, the size of the papers'), by [recipes/full](../recipes/README.md). Neither is an encoder of
 the papers, so what is tested is the claim, and not its figures. Unlike in the papers, nothing is chosen on the
-development set, which is scored once: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five
-epochs, the last is kept. All figures are percent; ours of MRPC are accuracy. A claim *holds* if the 95 % interval of
-the difference, for other seeds and other rows, is above zero, and is *contradicted* if it is below zero; otherwise it
-is *not shown*. Intervals are not corrected for the number of claims.
+development set: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five epochs, the last
+counts. The runs are not complete. All figures are percent; ours of MRPC are accuracy. A claim *holds* if the 95 %
+interval of the difference, for other seeds and other rows, is above zero, and is *contradicted* if it is below zero;
+otherwise it is *not shown*. Intervals are not corrected for the number of claims.
 
 """
 _OF_CHOSEN = (
