@@ -54,6 +54,17 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
     return answer([*FINETUNE, *(run for each in more for run in each)]).sentences
 
 
+def test_no_interval_holds_what_no_difference_can_be() -> None:
+    """Of two seeds that differ, intervals are wide; correlations differ by 2 at most, and errors without a limit."""
+    for metric, limit in {"accuracy": 1.0, "pearson": 2.0, "neg_mean_squared_error": math.inf}.items():
+        found = answer([*runs("finetune", (0.1, 0.5), metric=metric), *runs("ad-drop", (0.9, 0.5), metric=metric)])
+        difference = row(found, "ad-drop").difference
+        for interval in (difference.mean, difference.seeds_only):
+            low, high = max(-limit, 0.4 - 5.082), min(limit, 0.4 + 5.082)
+            assert (interval.low, interval.value, interval.high) == pytest.approx((low, 0.4, high), abs=1e-3)
+        assert difference.p_value == pytest.approx(0.5)
+
+
 # What is recommended -------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,8 @@ class MethodRow:
         by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
         difference: Comparison with the reference; None for the reference, and without a common seed.
         p_holm: p value of the difference over seeds and examples, corrected over all methods other than baselines.
-        scale: How far scores may differ: 1, or of errors, which have no limit, their mean.
+        scale: How far scores of a row may differ: 1, or of errors, which have no limit, their mean.
+        span: Largest possible difference of two scores.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
             runs may choose different numbers of epochs; infinite if unknown.
     """
@@ -64,6 +65,7 @@ class MethodRow:
     difference: PairedDifference | None = None
     p_holm: float | None = None
     scale: float = 1.0
+    span: float = math.inf
     cost: float = math.inf
 
     @property
@@ -124,9 +126,9 @@ class MethodRow:
             return None
         first, second = ([row.scores[seed] for seed in seeds] for row in (self, other))
         if (by_row := self.row_differences(other, seeds)) is None:
-            return paired_difference(first, second)
+            return paired_difference(first, second, span=self.span)
         of, scale = self.by_row[seeds[0]], max(self.scale, other.scale)
-        return paired_difference(first, second, by_row, of.rows, groups=of.groups, scale=scale)
+        return paired_difference(first, second, by_row, of.rows, groups=of.groups, scale=scale, span=self.span)
 
     def row_differences(self, other: MethodRow, seeds: Sequence[int]) -> Array | None:
         """Subtract the scores divided among rows, ``(seeds, rows or blocks)``; None if unknown, or on other rows."""
@@ -191,6 +193,7 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
             any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
             {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
             scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
+            span=span_of(first.get("metric", "")),
             cost=1.0 if is_reference else statistics.median(known) if known else math.inf,
         )
         rows.append(row)
@@ -200,6 +203,13 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     compared = [replace(row, difference=row.versus(rows[0])) for row in rows[1:]]
     p_holm = holm({row.label: found.p_value for row in compared if (found := row.difference) and not row.is_baseline})
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
+
+
+def span_of(metric: str) -> float:
+    """Return the largest possible difference of two scores, as the metrics of the kinds of tasks have it."""
+    if metric.startswith("neg_") or metric == "r2":
+        return math.inf
+    return 2.0 if metric in ("matthews_correlation", "cohen_kappa", "pearson", "spearman") else 1.0
 
 
 def has_score(run: Metrics) -> bool:

@@ -271,7 +271,8 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
     if not seeds:
         return None
     method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
-    found = paired_difference(method, reference)
+    span = max(row.span for row, _ in pairs)
+    found = paired_difference(method, reference, span=span)
     # Settings with the same evaluation rows, such as two sizes of a training set, are not independent.
     groups: dict[str, list[tuple[Any, list[float], tuple[int, int, float]]]] = {}
     for row, other in pairs:
@@ -288,4 +289,4 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
         by_row, score = np.mean([each[0] for each in group], axis=0), np.mean([each[1] for each in group])
         means.append(CrossedMean.of(by_row, float(score), *group[0][2]))
     mean, p = crossed_test(means, [len(group) / len(pairs) for group in groups.values()])
-    return replace(found, mean=mean, p_value=p)
+    return replace(found, mean=mean.within(span), p_value=p)

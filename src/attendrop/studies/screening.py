@@ -248,4 +248,5 @@ def cross_validated(
         if divided is not None:
             by_row[repeat] = divided
     spread = statistics.fmean(map(abs, scores.values())) if task.metric.startswith("neg_") else 1.0
-    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=spread)
+    span = task_type.metrics[task.metric].span
+    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=spread, span=span)
