@@ -55,6 +55,17 @@ def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
     assert [row.label for row in results.overall] == ["r-drop"] and len(results.overall[0].p_values) == 2
 
 
+def test_runs_from_before_an_option_are_of_the_same_setting_or_of_another_with_its_name(tmp_path: Path) -> None:
+    """An option that is None counts as one that is missing; any other value makes a setting, and no run is lost."""
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_runs(tmp_path, "r-drop", AHEAD, config={"accept": None})
+    (setting,) = read_results(tmp_path).settings
+    assert setting.name == "cola" and len(setting.runs) == 8 and setting.answer.use == "r-drop"
+    write_runs(tmp_path, "r-drop", BEHIND, config={"accept": 0.9})
+    found = {each.name: len(each.runs) for each in read_results(tmp_path).settings}
+    assert found == {"cola, accept=None": 8, "cola, accept=0.9": 4}
+
+
 def write_list(folder: Path, settings: Mapping[str, Sequence[Path]], **labels: str) -> None:
     """List runs as compared, by setting, with the ``labels`` of their methods; the reference is that of plain ones."""
     runs: dict[str, dict[str, object]] = {name: {} for name in settings}

@@ -230,12 +230,14 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
 def _grouped(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Collect the runs of each setting, whose options differ only in method and seed, by its name.
 
-    A setting is named by its data, and by what settings on data of the same name differ in.
+    A setting is named by its data, and by what settings on data of the same name differ in. An option that is None and
+    one that a run of another version does not have are the same.
     """
+    names = dict.fromkeys(name for run in runs for name in run["config"] if name not in OF_RUN)
     groups: dict[str, tuple[dict[str, Any], list[Mapping[str, Any]]]] = {}
     values: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for run in runs:
-        given = {"metric": run["metric"], **{name: run["config"][name] for name in run["config"] if name not in OF_RUN}}
+        given = {"metric": run["metric"], **{name: run["config"].get(name) for name in names}}
         groups.setdefault(json.dumps(given, sort_keys=True), (given, []))[1].append(run)
         for name, value in given.items():
             values[scored_data(run), name].add(repr(value))
