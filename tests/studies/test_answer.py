@@ -111,6 +111,8 @@ def test_whether_other_columns_help_is_told() -> None:
         found = answer([*plain, *alone])
         signed = row(found, "finetune without channel, date").difference.mean
         (note,) = [note for note in found.notes if note.startswith("Texts begin with channel, date, and ")]
+        other = answer([*plain, *alone, *runs("ad-drop", BEHIND, config=config)], "ad-drop")
+        assert note in other.notes  # also where methods are compared with another one
         assert (
             f"and {told}: plain fine-tuning with minus without is {-signed.value:+.3f} [{-signed.high:+.3f}, " in note
         )

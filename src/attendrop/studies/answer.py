@@ -789,7 +789,8 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
         yield from unlabelled_told(unlabelled[0][1])
         yield from unlabelled_decisions(unlabelled)
     alone = next((row for row in rows if row.label.startswith(WITHOUT)), None)
-    if alone is not None and rows[0].is_reference and (found := rows[0].versus(alone)):
+    plain = next((row for row in rows if row.label == REFERENCE), None)  # whatever the reference is
+    if alone is not None and plain is not None and (found := plain.versus(alone)):
         low, high = found.mean.low, found.mean.high
         shown = "they help" if low > 0 else "they do harm" if high < 0 else "no gain is shown"
         columns, difference = alone.label.removeprefix(WITHOUT), interval(found, digits)
