@@ -279,6 +279,7 @@ def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> N
     [
         (FINETUNE + runs("finetune", PLAIN[:1]), "finetune", "Two runs of 'finetune' have seed 0: 'runs/finetune-0'"),
         (FINETUNE + runs("ad-drop", AHEAD, task="cola"), "finetune", r"differ in their task \(cola, files\)"),
+        (FINETUNE + runs("ad-drop", AHEAD, model="bert"), "finetune", r"differ in their model \(bert, minilm\)"),
         (FINETUNE + runs("tfidf", LOW), "tfidf", "which 'tfidf' is not; all are compared with baselines"),
         ([], "finetune", "no finished run to compare"),
     ],
@@ -286,6 +287,11 @@ def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> N
 def test_runs_that_cannot_be_compared_are_refused(given: list[Run], reference: str, says: str) -> None:
     with pytest.raises(AttendropError, match=says):
         answer(given, reference)
+
+
+def test_runs_from_before_the_model_was_moved_are_compared_with_those_after() -> None:
+    before, after = (runs("finetune", PLAIN, model=model) for model in ("/a/model", "moved/model"))
+    assert [each.n for each in answer([*before[:3], *after[3:]]).rows] == [5]
 
 
 def test_runs_in_which_the_method_never_acted_are_told() -> None:

@@ -724,7 +724,8 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     if reference in BASELINES:
         raise AttendropError(f"The reference is a method, which {reference!r} is not; all are compared with baselines.")
     for key in ("task", "model", "metric"):
-        found = sorted({str(run[key]) for run in metrics})
+        # A study may move with the folder of its model, whose files are in the names of the runs' folders.
+        found = sorted({Path(run[key]).name if key == "model" else str(run[key]) for run in metrics})
         if len(found) > 1:
             raise AttendropError(f"The runs differ in their {key} ({', '.join(found)}); compare those of one {key}.")
     rows = method_rows([run for run in metrics if has_score(run)], reference)
