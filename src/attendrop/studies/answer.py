@@ -339,7 +339,8 @@ RULES = (
          "All other methods that are tested are significantly behind ({candidate}: {gain})."),
     Rule("negligible", lambda f: not f.inconclusive,
          lambda f: (f.best_tuned, max(f.equivalent, key=gain_of), f.plain),
-         "No method is better by more than {margin}, and none as good is clearly cheaper ({candidate}: {gain})."),
+         "No method that is tested is better by more than {margin}, and none as good is clearly cheaper ({candidate}: "
+         "{gain})."),
     Rule("undecided", lambda f: True, lambda f: (f.plain, max(f.inconclusive, key=gain_of), f.plain),
          "No other method is significantly ahead by more than {margin} ({candidate}: {gain})."),
 )  # fmt: skip
