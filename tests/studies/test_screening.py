@@ -57,6 +57,16 @@ def test_the_cheapest_that_is_not_shown_to_be_behind_is_chosen(encoders: Any, ch
     assert Screening.from_dict(json.loads(json.dumps(asdict(found)))) == found
 
 
+def test_small_errors_are_shown_with_the_decimals_that_tell_them_apart() -> None:
+    behind = ScreenedEncoder("other", 5, -0.0009, 1.0, Estimate(-0.0005, -0.0006, -0.0004), 0.001)
+    found = Screening("neg_root_mean_squared_error", 40, (ScreenedEncoder("best", 10, -0.0004, 1.0), behind))
+    assert "error +0.000500 [+0.000400, +0.000600])." in found.sentences[0]
+    assert [row[2:4] for row in found.table()[1:]] == [
+        ("-0.000400", "-"),
+        ("-0.000900", "-0.000500 [-0.000600, -0.000400]"),
+    ]
+
+
 def test_names_are_never_held_out_and_groups_are_as_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are told apart by their features: here their numbers, of which those of a customer differ by a fraction."""
     fits: list[set[float]] = []

@@ -346,14 +346,15 @@ def more_rows(results: Results, looks: Looks) -> list[Figure] | str:
             record: dict[str, Any] = {
                 "method": curve.label,
                 "training rows": f"{size:.0f}",
-                curve.metric: number(score),
+                curve.metric: number(score, curve.decimals),
             }
             record |= {"90 % interval": "measured", "_x": size, "_y": score}
             records.append(record)
         for factor, gain in curve.gains.items():
             low, value, high = (curve.scores[-1] + each for each in (gain.low, gain.value, gain.high))
-            size, shown = factor * curve.sizes[-1], f"[{number(low)}, {number(high)}]"
-            record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value)}
+            size, digits = factor * curve.sizes[-1], curve.decimals
+            shown = f"[{number(low, digits)}, {number(high, digits)}]"
+            record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value, digits)}
             record |= {"90 % interval": shown, "_x": size, "_y": value, "_low": low, "_high": high, "_pale": True}
             records.append(record)
     if not records:
