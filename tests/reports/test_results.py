@@ -107,6 +107,28 @@ def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
         read_results(tmp_path, "rdrop")
 
 
+def test_of_what_the_table_of_all_settings_is_and_which_setting_has_no_result(tmp_path: Path) -> None:
+    """A method may have failed on hard data, and seeds that not all settings have do not count."""
+    settings = {}
+    for task, others in {"rte": {"mixout": AHEAD, "r-drop": AHEAD}, "cola": {"mixout": AHEAD[:2]}, "mrpc": {}}.items():
+        of_task = {"finetune": PLAIN} | others
+        settings[task] = [
+            path
+            for method, scores in of_task.items()
+            for path in write_runs(tmp_path, method, scores, config={"task": task})
+        ]
+    write_list(tmp_path, settings)
+    write_json(tmp_path / "failed.json", {path.name: {"error": "The disk is full."} for path in settings["mrpc"]})
+    for path in settings["mrpc"]:
+        (path / "metrics.json").unlink()
+    results = read_results(tmp_path)
+    assert [line.split(" | ")[:3] for line in results.overall_table()[0].splitlines()[4:6]] == [
+        ["| mixout", "2", "2"],
+        ["| r-drop", "1", "4"],
+    ]
+    assert results.notes == ("mrpc: no run has a result; the first error: The disk is full.",)
+
+
 def test_only_the_listed_runs_are_compared_by_their_labels(tmp_path: Path) -> None:
     """Not those of a search, or of data that were changed since; nor does it matter which answer was written."""
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)

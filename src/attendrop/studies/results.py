@@ -68,12 +68,14 @@ class OverallRow:
 
     Attributes:
         label: The method with its options.
+        settings: Number of these settings.
         p_values: p value of the difference in each setting, corrected by Holm over all methods and settings.
         mean: The difference averaged over the settings, compared seed by seed; None if no seed is complete, or for
             errors of several tasks.
     """
 
     label: str
+    settings: int
     p_values: Mapping[str, float]
     mean: PairedDifference | None
 
@@ -111,7 +113,8 @@ class Results:
         overall = []
         for row in self.overall:
             found = row.mean
-            overall.append({"label": row.label, "p_holm": dict(row.p_values), "seeds": found.n if found else 0})
+            overall.append({"label": row.label, "settings": row.settings, "seeds": found.n if found else 0})
+            overall[-1] |= {"p_holm": dict(row.p_values)}
             if found is not None:
                 overall[-1] |= found.mean.as_dict("difference")
                 overall[-1] |= {"differences": list(found.values), "p": found.p_value}
@@ -140,10 +143,12 @@ class Results:
     def overall_table(self) -> list[str]:
         """Return the table over all settings as Markdown; nothing for a single one."""
         digits = max((each.answer.decimals for each in self.settings), default=0)
-        header = ("method", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
+        header = ("method", "settings", "seeds", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
         lines = [
             (
                 in_markdown(row.label),
+                str(row.settings),
+                "-" if row.mean is None else str(row.mean.n),
                 "-" if row.mean is None else interval(row.mean, digits),
                 "-" if row.mean is None else ends(row.mean.seeds_only, digits),
                 "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
@@ -198,6 +203,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
                 for at, each in own.items()
                 if at not in present and (at in failures or "error" in each)
             ]
+        for name in (name for name, own in failed.items() if own and not groups[name]):
+            notes.append(f"{name}: no run has a result; the first error: {failed[name][0]['error']}")
         names = {at for own in listed["settings"].values() for at in own}
         lost = {Path(each["folder"]).name for own in failed.values() for each in own}
         if missing := len(names - present.keys() - lost):
@@ -263,7 +270,7 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
         scores = [(answers[name].metric, answers[name].data) for name in settings]
         has_unit = len({(metric, data) if metric.startswith("neg_") else None for metric, data in scores}) == 1
         of_settings = {name: corrected[name, label] for name in settings if (name, label) in corrected}
-        found.append(OverallRow(label, of_settings, _mean_difference(pairs) if has_unit else None))
+        found.append(OverallRow(label, len(settings), of_settings, _mean_difference(pairs) if has_unit else None))
     return tuple(found)
 
 
