@@ -99,18 +99,22 @@ class Screening:
         is_error = self.metric.startswith("neg_")
         return decimals(ERROR_MARGIN * abs(self.encoders[0].score), DECIMALS) if is_error else DECIMALS
 
+    def name_of(self, encoder: ScreenedEncoder) -> str:
+        """Return the last part of an encoder's name, or the whole name if another one has the same part."""
+        short = Path(encoder.model).name
+        return short if [Path(each.model).name for each in self.encoders].count(short) == 1 else encoder.model
+
     @property
     def sentences(self) -> list[str]:
         """Say which encoder is chosen, why, and which ones are left out."""
         best, chosen = self.encoders[0], self.chosen
         others = [each for each in self.encoders if each is not chosen]
         smaller = [each for each in others if each.parameters < chosen.parameters]
-        name = Path(chosen.model).name
 
         def lead(other: ScreenedEncoder) -> str:
             assert other.difference is not None
             low, value, high = -other.difference.high, -other.difference.value, -other.difference.low
-            names = f"{Path(best.model).name} minus {Path(other.model).name}"
+            names = f"{self.name_of(best)} minus {self.name_of(other)}"
             difference = f"{signed(value, self.decimals)} {ends(Estimate(value, low, high), self.decimals)}"
             return f"({names}: {self.metric} {difference})"
 
@@ -119,7 +123,7 @@ class Screening:
         elif chosen is not best:
             reason = (
                 f"the best one is not shown to be ahead of it {lead(chosen)}, and none as good is smaller; where cost "
-                f"matters less, name {Path(best.model).name} by --model"
+                f"matters less, name {best.model} by --model"
             )
         elif smaller:
             reason = (
@@ -127,7 +131,8 @@ class Screening:
             )
         else:
             reason = "it has the best score, and none is smaller"
-        told = [f"Encoder: {name}. Frozen, with a linear model, on the {self.rows} training rows, {reason}."]
+        rows = f"on the {self.rows} training rows"
+        told = [f"Encoder: {self.name_of(chosen)}. Frozen, with a linear model, {rows}, {reason}."]
         if self.left_out:
             told.append(f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}.")
         return told
@@ -139,7 +144,7 @@ class Screening:
         for each in self.encoders:
             found, p = each.difference, each.p_holm
             told = "-" if found is None else f"{signed(found.value, digits)} {ends(found, digits)}"
-            name = Path(each.model).name + (" (chosen)" if each is self.chosen else "")
+            name = self.name_of(each) + (" (chosen)" if each is self.chosen else "")
             size, score = f"{each.parameters / 1e6:.3g} M", number(each.score, digits)
             rows.append((name, size, score, told, "-" if p is None else p_text(p), f"{each.seconds:.1f}"))
         return rows
