@@ -749,7 +749,9 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     )
     # On the out-of-distribution split, where errors are larger; two sentences more say what it costs the reference, and
     # what the best model there costs on the usual rows.
-    if not (unlike := [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]):
+    unchosen = {"selected_on": None, "rewarded_on": None}  # on these rows, nothing ever is
+    unlike = [{**run, **run["ood"], "ood": None, "data": run["data"] | unchosen} for run in metrics if run.get("ood")]
+    if not unlike:
         return usual
     shifted, scored, plain = answer(unlike, reference, margin=given), scored_on(first, ood=True), name(reference)
     here, there = ({row.label: row for row in each.rows} for each in (usual, shifted))
