@@ -300,6 +300,15 @@ def test_runs_from_before_the_model_was_moved_are_compared_with_those_after() ->
     assert [each.n for each in answer([*before[:3], *after[3:]]).rows] == [5]
 
 
+def test_runs_of_several_versions_are_told() -> None:
+    """Runs are kept when a package is upgraded, and the methods that are added are of the new one."""
+    old, new = ({"attendrop": version, "torch": "2.13.0", "transformers": "5.23.0"} for version in ("0.1.0", "0.2.0"))
+    plain, more = runs("finetune", PLAIN, versions=old), runs("ad-drop", AHEAD, versions=new)
+    told = "The runs are of several versions, which may make differences of their own: attendrop 0.1.0 and 0.2.0."
+    assert answer([*plain, *more]).notes == (told,)
+    assert answer([*plain, *runs("ad-drop", AHEAD, versions=old)]).notes == ()
+
+
 def test_runs_in_which_the_method_never_acted_are_told() -> None:
     idle = [{"regularized": False}]
     found = runs("ad-drop", AHEAD, history=[*idle, {"regularized": True}])

@@ -776,6 +776,11 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     if missing:
         yield f"Without a result: {'; '.join(f'{label} with seed {seed} ({why})' for label, seed, why in missing)}."
     runs = [run for run in runs if "error" not in run]
+    packages = ("attendrop", "torch", "transformers")  # runs are kept when these are upgraded
+    of_runs = [run.get("versions", {}) for run in runs]
+    versions = {name: dict.fromkeys(each[name] for each in of_runs if name in each) for name in packages}
+    if mixed := [f"{package} {' and '.join(found)}" for package, found in versions.items() if len(found) > 1]:
+        yield f"The runs are of several versions, which may make differences of their own: {'; '.join(mixed)}."
     # What the data decided.
     decisions: dict[str, str] = {}
     for run in runs:
