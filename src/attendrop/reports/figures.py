@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import flat_options
+from attendrop.methods.core.registry import flat_options, labelled_method
 from attendrop.reports.tables import score_scale
 from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed, span_of
 from attendrop.studies.executor import LABEL
@@ -537,7 +537,9 @@ def _grids(setting: ReportedSetting) -> Iterator[tuple[str, str, str, dict[str, 
         first, second = numeric[:2]
         grids: defaultdict[str, Cells] = defaultdict(dict)
         for row, options in found:
-            others = (f"{other}={options.get(other)}" for other in varied if other not in (first, second))
+            others = [f"{other}={options.get(other)}" for other in varied if other not in (first, second)]
+            if row.label.startswith(f"{(own := labelled_method(method, row.options))} "):
+                others.append(row.label.removeprefix(f"{own} "))  # a learning rate of its own
             grids[" ".join([method, *others])][float(options[first]), float(options[second])] = row
         complete = {
             name: cells
