@@ -115,6 +115,17 @@ def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Pa
         assert encoding(figure, "color", 0)["scale"]["domain"] == pytest.approx([-27, 27])
 
 
+def test_methods_with_a_learning_rate_of_their_own_are_a_grid_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path, "finetune", 0.5)
+    for p, q, (rate, score) in product((0.1, 0.9), (0.3, 0.7), (("", 0.6), (" learning_rate=1e-06", 0.4))):
+        label = f"ad-drop p={p:g} q={q:g}{rate}"
+        options = build_method("ad-drop", {"p": p, "q": q}).options()
+        write_run(tmp_path, "ad-drop", score, options=options, label=label.replace(" q=0.3", ""))
+    maps = [each for each in make_figures(read_results(tmp_path))[0] if each.kind == "heat_map"]
+    found = {each.detail: {score for (score,) in values(each, "accuracy")} for each in maps}
+    assert found == {"ad-drop": {"0.600"}, "ad-drop learning_rate=1e-06": {"0.400"}}
+
+
 def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_reference(tmp_path: Path) -> None:
     write_runs(tmp_path, "finetune", (0.5, 0.9))
     for p, seed in ((0.1, 0), (0.9, 1), (0.5, 7)):

@@ -55,6 +55,17 @@ def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
     assert [row.label for row in results.overall] == ["r-drop"] and len(results.overall[0].p_values) == 2
 
 
+def test_runs_from_before_an_option_are_of_the_same_setting_or_of_another_with_its_name(tmp_path: Path) -> None:
+    """An option that is None counts as one that is missing; any other value makes a setting, and no run is lost."""
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_runs(tmp_path, "r-drop", AHEAD, config={"accept": None})
+    (setting,) = read_results(tmp_path).settings
+    assert setting.name == "cola" and len(setting.runs) == 8 and setting.answer.use == "r-drop"
+    write_runs(tmp_path, "r-drop", BEHIND, config={"accept": 0.9})
+    found = {each.name: len(each.runs) for each in read_results(tmp_path).settings}
+    assert found == {"cola, accept=None": 8, "cola, accept=0.9": 4}
+
+
 def write_list(folder: Path, settings: Mapping[str, Sequence[Path]], **labels: str) -> None:
     """List runs as compared, by setting, with the ``labels`` of their methods; the reference is that of plain ones."""
     runs: dict[str, dict[str, object]] = {name: {} for name in settings}
@@ -94,6 +105,28 @@ def test_failed_runs_and_another_reference(tmp_path: Path) -> None:
         assert results.notes == ()
     with pytest.raises(AttendropError, match="holds no run of 'rdrop', but of finetune, r-drop"):
         read_results(tmp_path, "rdrop")
+
+
+def test_of_what_the_table_of_all_settings_is_and_which_setting_has_no_result(tmp_path: Path) -> None:
+    """A method may have failed on hard data, and seeds that not all settings have do not count."""
+    settings = {}
+    for task, others in {"rte": {"mixout": AHEAD, "r-drop": AHEAD}, "cola": {"mixout": AHEAD[:2]}, "mrpc": {}}.items():
+        of_task = {"finetune": PLAIN} | others
+        settings[task] = [
+            path
+            for method, scores in of_task.items()
+            for path in write_runs(tmp_path, method, scores, config={"task": task})
+        ]
+    write_list(tmp_path, settings)
+    write_json(tmp_path / "failed.json", {path.name: {"error": "The disk is full."} for path in settings["mrpc"]})
+    for path in settings["mrpc"]:
+        (path / "metrics.json").unlink()
+    results = read_results(tmp_path)
+    assert [line.split(" | ")[:3] for line in results.overall_table()[0].splitlines()[4:6]] == [
+        ["| mixout", "2", "2"],
+        ["| r-drop", "1", "4"],
+    ]
+    assert results.notes == ("mrpc: no run has a result; the first error: The disk is full.",)
 
 
 def test_only_the_listed_runs_are_compared_by_their_labels(tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
     return answer([*FINETUNE, *(run for each in more for run in each)]).sentences
 
 
+def test_no_interval_holds_what_no_difference_can_be() -> None:
+    """Of two seeds that differ, intervals are wide; correlations differ by 2 at most, and errors without a limit."""
+    for metric, limit in {"accuracy": 1.0, "pearson": 2.0, "neg_mean_squared_error": math.inf}.items():
+        found = answer([*runs("finetune", (0.1, 0.5), metric=metric), *runs("ad-drop", (0.9, 0.5), metric=metric)])
+        difference = row(found, "ad-drop").difference
+        for interval in (difference.mean, difference.seeds_only):
+            low, high = max(-limit, 0.4 - 5.082), min(limit, 0.4 + 5.082)
+            assert (interval.low, interval.value, interval.high) == pytest.approx((low, 0.4, high), abs=1e-3)
+        assert difference.p_value == pytest.approx(0.5)
+
+
 # What is recommended -------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +75,13 @@ def sentences(*more: list[Run]) -> tuple[str, ...]:
         (runs("mixout", BEHIND), "all behind", "finetune", "(mixout: accuracy -0.015 [-0.020, -0.010])."),
         (runs("r-drop", UNCLEAR), "undecided", "finetune", "(r-drop: accuracy +0.006 [-0.017, +0.029])."),
         (runs("r-drop", SLIGHTLY, 200), "negligible", "finetune", "and none as good is clearly cheaper (r-drop: "),
-        (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "No method is better by more than"),
+        (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "No method that is tested is better by more than"),
+        (
+            runs("r-drop", SLIGHTLY, 200) + runs("mixout", HIGH[:3]),
+            "negligible",
+            "finetune",
+            "method that is tested is",
+        ),
         (runs("ad-drop", THREE) + runs("r-drop", NOISY), "undecided", "finetune", "(r-drop: accuracy -0.018 ["),
         ([], "alone", "finetune", "No other method has a result."),
         (runs("ad-drop", AHEAD[:3]), "few seeds", None, "3 seeds in common of ad-drop and plain fine-tuning are too"),
@@ -100,6 +117,8 @@ def test_whether_other_columns_help_is_told() -> None:
         found = answer([*plain, *alone])
         signed = row(found, "finetune without channel, date").difference.mean
         (note,) = [note for note in found.notes if note.startswith("Texts begin with channel, date, and ")]
+        other = answer([*plain, *alone, *runs("ad-drop", BEHIND, config=config)], "ad-drop")
+        assert note in other.notes  # also where methods are compared with another one
         assert (
             f"and {told}: plain fine-tuning with minus without is {-signed.value:+.3f} [{-signed.high:+.3f}, " in note
         )
@@ -266,6 +285,7 @@ def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> N
     [
         (FINETUNE + runs("finetune", PLAIN[:1]), "finetune", "Two runs of 'finetune' have seed 0: 'runs/finetune-0'"),
         (FINETUNE + runs("ad-drop", AHEAD, task="cola"), "finetune", r"differ in their task \(cola, files\)"),
+        (FINETUNE + runs("ad-drop", AHEAD, model="bert"), "finetune", r"differ in their model \(bert, minilm\)"),
         (FINETUNE + runs("tfidf", LOW), "tfidf", "which 'tfidf' is not; all are compared with baselines"),
         ([], "finetune", "no finished run to compare"),
     ],
@@ -273,6 +293,20 @@ def test_a_method_is_named_as_asked_and_a_note_says_what_the_data_decided() -> N
 def test_runs_that_cannot_be_compared_are_refused(given: list[Run], reference: str, says: str) -> None:
     with pytest.raises(AttendropError, match=says):
         answer(given, reference)
+
+
+def test_runs_from_before_the_model_was_moved_are_compared_with_those_after() -> None:
+    before, after = (runs("finetune", PLAIN, model=model) for model in ("/a/model", "moved/model"))
+    assert [each.n for each in answer([*before[:3], *after[3:]]).rows] == [5]
+
+
+def test_runs_of_several_versions_are_told() -> None:
+    """Runs are kept when a package is upgraded, and the methods that are added are of the new one."""
+    old, new = ({"attendrop": version, "torch": "2.13.0", "transformers": "5.23.0"} for version in ("0.1.0", "0.2.0"))
+    plain, more = runs("finetune", PLAIN, versions=old), runs("ad-drop", AHEAD, versions=new)
+    told = "The runs are of several versions, which may make differences of their own: attendrop 0.1.0 and 0.2.0."
+    assert answer([*plain, *more]).notes == (told,)
+    assert answer([*plain, *runs("ad-drop", AHEAD, versions=old)]).notes == ()
 
 
 def test_runs_in_which_the_method_never_acted_are_told() -> None:

@@ -28,6 +28,7 @@ from attendrop.studies.compare import (
     Trial,
     best_model,
     choose,
+    final_runs,
     run_comparison,
     search_settings,
 )
@@ -110,6 +111,9 @@ def test_other_columns_in_front_of_texts_are_compared_with_none(folder: Path, ru
     found = [(spec.method, spec.config.with_columns) for spec in runner.asked]
     assert found == [("finetune", ("sentence2",)), ("mixout", ("sentence2",)), ("finetune", None)] * 2
     assert planned == [6] and "finetune without sentence2" in [row.label for row in outcome.answer.rows]
+    chosen = {"finetune": MethodSetting("finetune", learning_rate=3e-4), "mixout": MethodSetting("mixout")}
+    final = final_runs(replace(asked, config=config), chosen)  # they differ in nothing else
+    assert {spec.config.learning_rate for spec in final if spec.method == "finetune"} == {3e-4}
     run_by(Runner(lambda spec: None if spec.method == "finetune" and spec.config.with_columns else 0.5))
     with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
         run_comparison(replace(asked, config=config))

@@ -46,6 +46,9 @@ def test_fewer_evaluation_rows_say_less_and_no_prediction_is_above_the_best_scor
     assert np.all(np.diff([gain.high - gain.low for gain in gains]) < 0)
     top = predict_gains(SIZES, *measured([0.8, 0.9, 0.99], 10_000), 10_000)
     assert top[4].high <= 0.0101 and top[2].value > 0
+    seeds = np.array([[0.90, 0.93, 0.95], [0.92, 0.94, 0.99], [0.91, 0.96, 0.97]])  # whose rows are drawn anew
+    varied = predict_gains(SIZES, seeds, np.repeat(seeds[:, :, None], 100, axis=2), 1_000)
+    assert varied[4].high <= 1 - 0.97 + 1e-6
     still = predict_gains(SIZES, *measured([0.5, 0.5, 0.5], 200), 200)[2]
     assert still.low == pytest.approx(0, abs=0.001) and 0 < still.high < 0.03
 
@@ -74,6 +77,25 @@ def run(rows: int, **changes: Any) -> dict[str, Any]:
         "row_scores": {"rows": 4, "data": "", "blocks": [1.0, 0.0]},
     }
     return found | changes
+
+
+def test_what_is_said_of_errors_does_not_depend_on_their_unit() -> None:
+    """Metres or kilometres: the same model has the same answer, with as many decimals as its errors need."""
+    metric, generator = "neg_root_mean_squared_error", np.random.default_rng(0)
+    errors = np.array([4.0, 3.0, 2.0]) * generator.normal(1, 0.01, (3, 3))
+    blocks = errors[:, :, None] * generator.normal(1, 0.05, (3, 3, 100))
+
+    def runs(unit: float, errors: Any) -> Any:
+        by_row = [[{"rows": 600, "data": "", "blocks": (-unit * each).tolist()} for each in own] for own in blocks]
+        return [
+            [run(rows, score=-unit * error, row_scores=of) for rows, error, of in zip((10, 20, 40), *pair, strict=True)]
+            for pair in zip(errors, by_row, strict=True)
+        ]
+
+    one, other = (curve_of("mixout", metric, runs(unit, errors)) for unit in (1.0, 1e-4))
+    assert [1e4 * gain.high for gain in other.gains.values()] == pytest.approx([g.high for g in one.gains.values()])
+    assert "would give mixout about +0.592 [+0.390, +0.893]" in one.sentence
+    assert "would give mixout about +0.000059 [+0.000039, +0.000089]" in other.sentence
 
 
 @pytest.mark.parametrize(

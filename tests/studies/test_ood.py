@@ -78,3 +78,5 @@ def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> 
     assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others
     assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")
     assert found.notes == () == found.ood.notes
+    chosen = answer([run | {"data": run["data"] | {"selected_on": "dev"}} for run in runs])  # on the usual rows
+    assert [("*" in cells[2], "*" in cells[-2]) for cells in chosen.table()[1:]] == [(True, False)] * 2

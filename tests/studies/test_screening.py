@@ -57,6 +57,25 @@ def test_the_cheapest_that_is_not_shown_to_be_behind_is_chosen(encoders: Any, ch
     assert Screening.from_dict(json.loads(json.dumps(asdict(found)))) == found
 
 
+def test_names_tell_encoders_apart_and_are_those_that_an_option_takes() -> None:
+    large, small = encoder("one/model", LARGE, 0.9), encoder("other/model", SMALL, 0.89, (-0.03, 0.01), 0.3)
+    found = Screening("accuracy", 40, (large, small))
+    assert "Encoder: other/model." in found.sentences[0] and "(one/model minus other/model: " in found.sentences[0]
+    assert [row[0] for row in found.table()[1:]] == ["one/model", "other/model (chosen)"]
+    found = Screening("accuracy", 40, (encoder("BAAI/bge", LARGE, 0.9), small))
+    assert "(bge minus model: " in found.sentences[0] and "name BAAI/bge by --model" in found.sentences[0]
+
+
+def test_small_errors_are_shown_with_the_decimals_that_tell_them_apart() -> None:
+    behind = ScreenedEncoder("other", 5, -0.0009, 1.0, Estimate(-0.0005, -0.0006, -0.0004), 0.001)
+    found = Screening("neg_root_mean_squared_error", 40, (ScreenedEncoder("best", 10, -0.0004, 1.0), behind))
+    assert "error +0.000500 [+0.000400, +0.000600])." in found.sentences[0]
+    assert [row[2:4] for row in found.table()[1:]] == [
+        ("-0.000400", "-"),
+        ("-0.000900", "-0.000500 [-0.000600, -0.000400]"),
+    ]
+
+
 def test_names_are_never_held_out_and_groups_are_as_a_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are told apart by their features: here their numbers, of which those of a customer differ by a fraction."""
     fits: list[set[float]] = []

@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import flat_options
+from attendrop.methods.core.registry import flat_options, labelled_method
 from attendrop.reports.tables import score_scale
-from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed
+from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed, span_of
 from attendrop.studies.executor import LABEL
 from attendrop.studies.results import OF_RUN, ReportedSetting, Results
 from attendrop.studies.statistics import mean_interval
@@ -184,6 +184,12 @@ def _rule(**place: float) -> alt.Chart:
     return alt.Chart(alt.Data(values=[place])).mark_rule(color=MUTED, strokeDash=[2, 2])
 
 
+def _score_limits(metric: str) -> tuple[float, float]:
+    """Return the worst and the best possible score."""
+    best = 0.0 if metric.startswith("neg_") else 1.0
+    return best - span_of(metric), best
+
+
 def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     """Choose the range of differences: all intervals, except those of far baselines.
 
@@ -210,13 +216,13 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     rows, metric, digits = setting.answer.rows, setting.answer.metric, setting.answer.decimals
     if len(rows) < 2 or not rows[0].is_reference:
         return "there are no scores of the reference and of a method"
-    reference, best = rows[0], (0.0 if metric.startswith("neg_") else 1.0)
+    reference, (worst, best) = rows[0], _score_limits(metric)
     low, high = (min(best, reference.mean + end) for end in _gain_limits(rows))
     records: list[dict[str, Any]] = []
     for row in rows:
         found, ends = row.difference, list[float]()
         if found is not None and math.isfinite(found.mean.low):
-            ends = [min(best, reference.mean + end) for end in (found.mean.low, found.mean.high)]
+            ends = [max(worst, min(best, reference.mean + end)) for end in (found.mean.low, found.mean.high)]
         shown = f"[{', '.join(number(end, digits) for end in ends)}]" if ends else "-"
         record: dict[str, Any] = {"method": row.label, metric: number(row.mean, digits)}
         record["95 % interval beside the reference"] = shown
@@ -313,7 +319,8 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
                 record |= {metric: number(row.mean, digits), "low": "-", "high": "-", "seeds": str(row.n)}
                 if row.n > 1:
                     found = mean_interval(list(row.scores.values()))
-                    record |= {"_low": found.low, "_high": min((0.0 if metric.startswith("neg_") else 1.0), found.high)}
+                    worst, best = _score_limits(metric)
+                    record |= {"_low": max(worst, found.low), "_high": min(best, found.high)}
                     record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
                 records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
         # Of all seeds: intervals of two seeds would dominate the plot.
@@ -339,14 +346,15 @@ def more_rows(results: Results, looks: Looks) -> list[Figure] | str:
             record: dict[str, Any] = {
                 "method": curve.label,
                 "training rows": f"{size:.0f}",
-                curve.metric: number(score),
+                curve.metric: number(score, curve.decimals),
             }
             record |= {"90 % interval": "measured", "_x": size, "_y": score}
             records.append(record)
         for factor, gain in curve.gains.items():
             low, value, high = (curve.scores[-1] + each for each in (gain.low, gain.value, gain.high))
-            size, shown = factor * curve.sizes[-1], f"[{number(low)}, {number(high)}]"
-            record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value)}
+            size, digits = factor * curve.sizes[-1], curve.decimals
+            shown = f"[{number(low, digits)}, {number(high, digits)}]"
+            record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value, digits)}
             record |= {"90 % interval": shown, "_x": size, "_y": value, "_low": low, "_high": high, "_pale": True}
             records.append(record)
     if not records:
@@ -529,7 +537,9 @@ def _grids(setting: ReportedSetting) -> Iterator[tuple[str, str, str, dict[str, 
         first, second = numeric[:2]
         grids: defaultdict[str, Cells] = defaultdict(dict)
         for row, options in found:
-            others = (f"{other}={options.get(other)}" for other in varied if other not in (first, second))
+            others = [f"{other}={options.get(other)}" for other in varied if other not in (first, second)]
+            if row.label.startswith(f"{(own := labelled_method(method, row.options))} "):
+                others.append(row.label.removeprefix(f"{own} "))  # a learning rate of its own
             grids[" ".join([method, *others])][float(options[first]), float(options[second])] = row
         complete = {
             name: cells

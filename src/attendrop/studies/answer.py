@@ -48,7 +48,8 @@ class MethodRow:
         by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
         difference: Comparison with the reference; None for the reference, and without a common seed.
         p_holm: p value of the difference over seeds and examples, corrected over all methods other than baselines.
-        scale: How far scores may differ: 1, or of errors, which have no limit, their mean.
+        scale: How far scores of a row may differ: 1, or of errors, which have no limit, their mean.
+        span: Largest possible difference of two scores.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
             runs may choose different numbers of epochs; infinite if unknown.
     """
@@ -64,6 +65,7 @@ class MethodRow:
     difference: PairedDifference | None = None
     p_holm: float | None = None
     scale: float = 1.0
+    span: float = math.inf
     cost: float = math.inf
 
     @property
@@ -124,9 +126,9 @@ class MethodRow:
             return None
         first, second = ([row.scores[seed] for seed in seeds] for row in (self, other))
         if (by_row := self.row_differences(other, seeds)) is None:
-            return paired_difference(first, second)
+            return paired_difference(first, second, span=self.span)
         of, scale = self.by_row[seeds[0]], max(self.scale, other.scale)
-        return paired_difference(first, second, by_row, of.rows, groups=of.groups, scale=scale)
+        return paired_difference(first, second, by_row, of.rows, groups=of.groups, scale=scale, span=self.span)
 
     def row_differences(self, other: MethodRow, seeds: Sequence[int]) -> Array | None:
         """Subtract the scores divided among rows, ``(seeds, rows or blocks)``; None if unknown, or on other rows."""
@@ -191,6 +193,7 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
             any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
             {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
             scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
+            span=span_of(first.get("metric", "")),
             cost=1.0 if is_reference else statistics.median(known) if known else math.inf,
         )
         rows.append(row)
@@ -200,6 +203,13 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     compared = [replace(row, difference=row.versus(rows[0])) for row in rows[1:]]
     p_holm = holm({row.label: found.p_value for row in compared if (found := row.difference) and not row.is_baseline})
     return [rows[0], *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
+
+
+def span_of(metric: str) -> float:
+    """Return the largest possible difference of two scores, as the metrics of the kinds of tasks have it."""
+    if metric.startswith("neg_") or metric == "r2":
+        return math.inf
+    return 2.0 if metric in ("matthews_correlation", "cohen_kappa", "pearson", "spearman") else 1.0
 
 
 def has_score(run: Metrics) -> bool:
@@ -329,7 +339,8 @@ RULES = (
          "All other methods that are tested are significantly behind ({candidate}: {gain})."),
     Rule("negligible", lambda f: not f.inconclusive,
          lambda f: (f.best_tuned, max(f.equivalent, key=gain_of), f.plain),
-         "No method is better by more than {margin}, and none as good is clearly cheaper ({candidate}: {gain})."),
+         "No method that is tested is better by more than {margin}, and none as good is clearly cheaper ({candidate}: "
+         "{gain})."),
     Rule("undecided", lambda f: True, lambda f: (f.plain, max(f.inconclusive, key=gain_of), f.plain),
          "No other method is significantly ahead by more than {margin} ({candidate}: {gain})."),
 )  # fmt: skip
@@ -714,7 +725,8 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     if reference in BASELINES:
         raise AttendropError(f"The reference is a method, which {reference!r} is not; all are compared with baselines.")
     for key in ("task", "model", "metric"):
-        found = sorted({str(run[key]) for run in metrics})
+        # A study may move with the folder of its model, whose files are in the names of the runs' folders.
+        found = sorted({Path(run[key]).name if key == "model" else str(run[key]) for run in metrics})
         if len(found) > 1:
             raise AttendropError(f"The runs differ in their {key} ({', '.join(found)}); compare those of one {key}.")
     rows = method_rows([run for run in metrics if has_score(run)], reference)
@@ -737,7 +749,9 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     )
     # On the out-of-distribution split, where errors are larger; two sentences more say what it costs the reference, and
     # what the best model there costs on the usual rows.
-    if not (unlike := [{**run, **run["ood"], "ood": None} for run in metrics if run.get("ood")]):
+    unchosen = {"selected_on": None, "rewarded_on": None}  # on these rows, nothing ever is
+    unlike = [{**run, **run["ood"], "ood": None, "data": run["data"] | unchosen} for run in metrics if run.get("ood")]
+    if not unlike:
         return usual
     shifted, scored, plain = answer(unlike, reference, margin=given), scored_on(first, ood=True), name(reference)
     here, there = ({row.label: row for row in each.rows} for each in (usual, shifted))
@@ -762,6 +776,11 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     if missing:
         yield f"Without a result: {'; '.join(f'{label} with seed {seed} ({why})' for label, seed, why in missing)}."
     runs = [run for run in runs if "error" not in run]
+    packages = ("attendrop", "torch", "transformers")  # runs are kept when these are upgraded
+    of_runs = [run.get("versions", {}) for run in runs]
+    versions = {name: dict.fromkeys(each[name] for each in of_runs if name in each) for name in packages}
+    if mixed := [f"{package} {' and '.join(found)}" for package, found in versions.items() if len(found) > 1]:
+        yield f"The runs are of several versions, which may make differences of their own: {'; '.join(mixed)}."
     # What the data decided.
     decisions: dict[str, str] = {}
     for run in runs:
@@ -779,7 +798,8 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
         yield from unlabelled_told(unlabelled[0][1])
         yield from unlabelled_decisions(unlabelled)
     alone = next((row for row in rows if row.label.startswith(WITHOUT)), None)
-    if alone is not None and rows[0].is_reference and (found := rows[0].versus(alone)):
+    plain = next((row for row in rows if row.label == REFERENCE), None)  # whatever the reference is
+    if alone is not None and plain is not None and (found := plain.versus(alone)):
         low, high = found.mean.low, found.mean.high
         shown = "they help" if low > 0 else "they do harm" if high < 0 else "no gain is shown"
         columns, difference = alone.label.removeprefix(WITHOUT), interval(found, digits)

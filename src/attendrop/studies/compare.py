@@ -286,19 +286,21 @@ def refuse_unusable(comparison: Comparison, task: Task) -> None:
 def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) -> list[RunSpec]:
     """Return the runs of all methods and baselines, seed by seed, with settings by label of the one that is compared.
 
-    One with a learning rate of its own is named by it, too: other rows have that of all runs.
+    One with a learning rate of its own is named by it, too: other rows have that of all runs. What has no other columns
+    has the setting of plain fine-tuning, so that they differ in nothing else.
     """
     config, runs = comparison.config, []
+    own = next(setting for setting in settings.values() if setting.method == REFERENCE)
     rates = {each.label: each.learning_rate for each in comparison.methods if each.method != REFERENCE}
     for seed in range(comparison.seeds):
         for label, setting in settings.items():
             named, rate = labelled_method(setting.method, setting.options), rates.get(label)
             named = "" if rate is None else f"{named} learning_rate={rate:g}"
             runs.append(RunSpec(setting.applied(config, seed=seed), label=named))
-        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
         if config.with_columns:
             label = WITHOUT + ", ".join(config.with_columns)
-            runs.append(RunSpec(dataclasses.replace(plain, with_columns=None), label=label))
+            runs.append(RunSpec(own.applied(config, seed=seed, with_columns=None), label=label))
+        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
         runs += [RunSpec(plain, baseline=name) for name in comparison.baselines]
     return runs
 

@@ -14,16 +14,27 @@ from typing import Any, Self
 import numpy as np
 from scipy import stats
 
-from attendrop.studies.answer import BASELINES_IN_WORDS, Answer, ends, has_score, method_label, name, signed
+from attendrop.studies.answer import (
+    BASELINES_IN_WORDS,
+    DECIMALS,
+    Answer,
+    ends,
+    has_score,
+    method_label,
+    name,
+    signed,
+    span_of,
+)
 from attendrop.studies.executor import REFERENCE, Event, RunSpec
 from attendrop.studies.statistics import Array, CrossedMean, Estimate, paired_difference
 from attendrop.tasks.metrics import RowScores
+from attendrop.wording import decimals
 
 # How often the rows are halved, the fewest rows first, and how many times as many rows are predicted.
 HALVINGS, FACTORS = (2, 1, 0), (2, 4)
 SEEDS, MODELS = 3, 2
 LEVEL = 0.9
-# Up to this, a gain is little, whatever its sign.
+# Up to this, a gain is little, whatever its sign; of errors, as a share of that with all rows.
 LITTLE = 0.01
 # Exponents of the power law, of the same weight; numbers of gains of the last doubling, and of draws; and how far real
 # gains are from such a law, as the standard deviation of their logarithm.
@@ -50,18 +61,29 @@ class LearningCurve:
     why_not: str = ""
 
     @property
+    def scale(self) -> float:
+        """How far scores may differ: 1, or of errors, which have no limit, that with all rows."""
+        return abs(self.scores[-1]) if self.metric.startswith("neg_") else 1.0
+
+    @property
+    def decimals(self) -> int:
+        """How many decimals scores are shown with."""
+        return decimals(LITTLE * self.scale if self.scores else LITTLE, DECIMALS)
+
+    @property
     def sentence(self) -> str:
         """Say what twice as many rows would give, or that it is not known."""
         model = BASELINES_IN_WORDS.get(self.label, name(self.label))
         if not self.gains:
             return f"What twice as many rows would give {model} is not known: {self.why_not}."
-        gain, rows = self.gains[2], f"Twice as many rows ({2 * self.sizes[-1]:,.0f})"
+        gain, rows, digits = self.gains[2], f"Twice as many rows ({2 * self.sizes[-1]:,.0f})", self.decimals
         if gain.low <= 0 <= gain.high:
-            span = f"{self.metric} {signed(gain.low)} to {signed(gain.high)} (90 % interval)"
-            if max(-gain.low, gain.high) <= LITTLE:
+            span = f"{self.metric} {signed(gain.low, digits)} to {signed(gain.high, digits)} (90 % interval)"
+            if max(-gain.low, gain.high) <= LITTLE * self.scale:
                 return f"{rows} would give {model} little: {span}."
             return f"What twice as many rows would give {model} is not known: {span}."
-        return f"{rows} would give {model} about {signed(gain.value)} {ends(gain)} {self.metric} (90 % interval)."
+        told = f"{signed(gain.value, digits)} {ends(gain, digits)} {self.metric}"
+        return f"{rows} would give {model} about {told} (90 % interval)."
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
@@ -111,17 +133,21 @@ def curve_of(label: str, metric: str, runs: Sequence[Sequence[Mapping[str, Any]]
     units = [each.by_unit for own in by_row for each in own]
     if len(units) < scores.size or len({len(each) for each in units}) > 1:
         return replace(curve, why_not="there are no scores by row")
-    best, rows = 0.0 if metric.startswith("neg_") else 1.0, by_row[0][0].rows
+    best, of, scale = 0.0 if metric.startswith("neg_") else 1.0, by_row[0][0], curve.scale
     of_units = np.reshape(np.stack(units), (*scores.shape, -1))
     first, last = scores[:, 0].tolist(), scores[:, -1].tolist()
-    risen = paired_difference(last, first, of_units[:, -1] - of_units[:, 0], rows).mean
-    if risen.low <= 0 and max(-risen.low, risen.high) > LITTLE:
-        told = f"{metric} {signed(risen.value)} {ends(risen)}"
+    found = paired_difference(
+        last, first, of_units[:, -1] - of_units[:, 0], of.rows, groups=of.groups, scale=scale, span=span_of(metric)
+    )
+    if (risen := found.mean).low <= 0 and max(-risen.low, risen.high) > LITTLE * scale:
+        told = f"{metric} {signed(risen.value, curve.decimals)} {ends(risen, curve.decimals)}"
         return replace(curve, why_not=f"a quarter and all of the rows are not told apart ({told})")
-    return replace(curve, gains=predict_gains(sizes, scores, of_units, rows, best))
+    return replace(curve, gains=predict_gains(sizes, scores, of_units, of.rows, best, scale))
 
 
-def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: float = 1.0) -> dict[int, Estimate]:
+def predict_gains(
+    sizes: Array, scores: Array, by_unit: Array, rows: int, best: float = 1.0, scale: float = 1.0
+) -> dict[int, Estimate]:
     """Predict the gains of two and four times as many rows by a power law, ``score(n) = top - b * n ** -c``.
 
     The gains of the two doublings that were seen, with the covariance of their errors, weigh the laws of a grid:
@@ -135,6 +161,7 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
         by_unit: The scores divided among evaluation rows, groups or blocks, ``(seeds, 3, units)``.
         rows: Number of evaluation rows.
         best: The best score.
+        scale: How far scores of a row may differ.
 
     Returns:
         For each of the factors, the median of the gain, with its 90 % interval.
@@ -147,7 +174,7 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
     first, second = (CrossedMean.of(of_units[:, step], float(seen[:, step].mean()), rows) for step in (0, 1))
     of_sample = (first.of_seeds / 2 + second.of_seeds) / 2
     covariance = np.cov(of_units.mean(axis=0)) / units + np.diag([2.0, 1.0]) * of_sample / seeds
-    covariance += np.eye(2) / rows**2  # where no evaluation row differs, others may
+    covariance += np.eye(2) * (scale / rows) ** 2  # where no evaluation row differs, others may
     # The gain of the last doubling is b * n ** -c * (share - 1), in which the first factor is what is left to the top.
     error = math.sqrt(covariance[1, 1])
     gains = np.linspace(0, max(seen[:, 1].mean(), 0) + 6 * error, _GAINS)[:, None]
@@ -165,7 +192,7 @@ def predict_gains(sizes: Array, scores: Array, by_unit: Array, rows: int, best: 
     for factor in FACTORS:
         misfit, chance = generator.standard_normal((2, _SAMPLES))
         gain = left.ravel()[drawn] * (1 - factor**-exponents) * np.exp(_MISFIT * misfit)
-        gain = np.minimum(gain, most) + math.sqrt(of_sample * (1 - 1 / factor)) * chance
+        gain = np.minimum(np.minimum(gain, most) + math.sqrt(of_sample * (1 - 1 / factor)) * chance, most)
         low, middle, high = np.quantile(gain, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
         found[factor] = Estimate(float(middle), float(low), float(high))
     return found

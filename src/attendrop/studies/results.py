@@ -68,12 +68,14 @@ class OverallRow:
 
     Attributes:
         label: The method with its options.
+        settings: Number of these settings.
         p_values: p value of the difference in each setting, corrected by Holm over all methods and settings.
         mean: The difference averaged over the settings, compared seed by seed; None if no seed is complete, or for
             errors of several tasks.
     """
 
     label: str
+    settings: int
     p_values: Mapping[str, float]
     mean: PairedDifference | None
 
@@ -111,7 +113,8 @@ class Results:
         overall = []
         for row in self.overall:
             found = row.mean
-            overall.append({"label": row.label, "p_holm": dict(row.p_values), "seeds": found.n if found else 0})
+            overall.append({"label": row.label, "settings": row.settings, "seeds": found.n if found else 0})
+            overall[-1] |= {"p_holm": dict(row.p_values)}
             if found is not None:
                 overall[-1] |= found.mean.as_dict("difference")
                 overall[-1] |= {"differences": list(found.values), "p": found.p_value}
@@ -140,10 +143,12 @@ class Results:
     def overall_table(self) -> list[str]:
         """Return the table over all settings as Markdown; nothing for a single one."""
         digits = max((each.answer.decimals for each in self.settings), default=0)
-        header = ("method", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
+        header = ("method", "settings", "seeds", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
         lines = [
             (
                 in_markdown(row.label),
+                str(row.settings),
+                "-" if row.mean is None else str(row.mean.n),
                 "-" if row.mean is None else interval(row.mean, digits),
                 "-" if row.mean is None else ends(row.mean.seeds_only, digits),
                 "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
@@ -198,6 +203,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
                 for at, each in own.items()
                 if at not in present and (at in failures or "error" in each)
             ]
+        for name in (name for name, own in failed.items() if own and not groups[name]):
+            notes.append(f"{name}: no run has a result; the first error: {failed[name][0]['error']}")
         names = {at for own in listed["settings"].values() for at in own}
         lost = {Path(each["folder"]).name for own in failed.values() for each in own}
         if missing := len(names - present.keys() - lost):
@@ -230,12 +237,14 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
 def _grouped(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Collect the runs of each setting, whose options differ only in method and seed, by its name.
 
-    A setting is named by its data, and by what settings on data of the same name differ in.
+    A setting is named by its data, and by what settings on data of the same name differ in. An option that is None and
+    one that a run of another version does not have are the same.
     """
+    names = dict.fromkeys(name for run in runs for name in run["config"] if name not in OF_RUN)
     groups: dict[str, tuple[dict[str, Any], list[Mapping[str, Any]]]] = {}
     values: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for run in runs:
-        given = {"metric": run["metric"], **{name: run["config"][name] for name in run["config"] if name not in OF_RUN}}
+        given = {"metric": run["metric"], **{name: run["config"].get(name) for name in names}}
         groups.setdefault(json.dumps(given, sort_keys=True), (given, []))[1].append(run)
         for name, value in given.items():
             values[scored_data(run), name].add(repr(value))
@@ -261,7 +270,7 @@ def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
         scores = [(answers[name].metric, answers[name].data) for name in settings]
         has_unit = len({(metric, data) if metric.startswith("neg_") else None for metric, data in scores}) == 1
         of_settings = {name: corrected[name, label] for name in settings if (name, label) in corrected}
-        found.append(OverallRow(label, of_settings, _mean_difference(pairs) if has_unit else None))
+        found.append(OverallRow(label, len(settings), of_settings, _mean_difference(pairs) if has_unit else None))
     return tuple(found)
 
 
@@ -271,7 +280,8 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
     if not seeds:
         return None
     method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
-    found = paired_difference(method, reference)
+    span = max(row.span for row, _ in pairs)
+    found = paired_difference(method, reference, span=span)
     # Settings with the same evaluation rows, such as two sizes of a training set, are not independent.
     groups: dict[str, list[tuple[Any, list[float], tuple[int, int, float]]]] = {}
     for row, other in pairs:
@@ -288,4 +298,4 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
         by_row, score = np.mean([each[0] for each in group], axis=0), np.mean([each[1] for each in group])
         means.append(CrossedMean.of(by_row, float(score), *group[0][2]))
     mean, p = crossed_test(means, [len(group) / len(pairs) for group in groups.values()])
-    return replace(found, mean=mean, p_value=p)
+    return replace(found, mean=mean.within(span), p_value=p)

@@ -23,7 +23,7 @@ from attendrop.runs.data import divide, load_data
 from attendrop.runs.inference import frozen_features
 from attendrop.runs.model_loading import load_config, load_for
 from attendrop.studies import FROZEN
-from attendrop.studies.answer import MethodRow, ends, number, p_text, signed
+from attendrop.studies.answer import DECIMALS, ERROR_MARGIN, MethodRow, ends, number, p_text, signed
 from attendrop.studies.baselines import defined_for
 from attendrop.studies.statistics import ALPHA, Estimate, holm
 from attendrop.tasks.base import Task, encode
@@ -32,7 +32,7 @@ from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, document_means, of_documents
 from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import fit_logistic_regression, stratified_parts
-from attendrop.wording import counted
+from attendrop.wording import counted, decimals
 
 AUTO = "auto"
 # Each row is held out once in each repetition; four fifths of the rows are nearly as many as there are.
@@ -94,25 +94,36 @@ class Screening:
         return min(good, key=lambda each: each.parameters)
 
     @property
+    def decimals(self) -> int:
+        """How many decimals scores are shown with."""
+        is_error = self.metric.startswith("neg_")
+        return decimals(ERROR_MARGIN * abs(self.encoders[0].score), DECIMALS) if is_error else DECIMALS
+
+    def name_of(self, encoder: ScreenedEncoder) -> str:
+        """Return the last part of an encoder's name, or the whole name if another one has the same part."""
+        short = Path(encoder.model).name
+        return short if [Path(each.model).name for each in self.encoders].count(short) == 1 else encoder.model
+
+    @property
     def sentences(self) -> list[str]:
         """Say which encoder is chosen, why, and which ones are left out."""
         best, chosen = self.encoders[0], self.chosen
         others = [each for each in self.encoders if each is not chosen]
         smaller = [each for each in others if each.parameters < chosen.parameters]
-        name = Path(chosen.model).name
 
         def lead(other: ScreenedEncoder) -> str:
             assert other.difference is not None
             low, value, high = -other.difference.high, -other.difference.value, -other.difference.low
-            names = f"{Path(best.model).name} minus {Path(other.model).name}"
-            return f"({names}: {self.metric} {signed(value)} {ends(Estimate(value, low, high))})"
+            names = f"{self.name_of(best)} minus {self.name_of(other)}"
+            difference = f"{signed(value, self.decimals)} {ends(Estimate(value, low, high), self.decimals)}"
+            return f"({names}: {self.metric} {difference})"
 
         if not others:
             reason = "it is the only one that could be loaded" if self.left_out else "no other is given"
         elif chosen is not best:
             reason = (
                 f"the best one is not shown to be ahead of it {lead(chosen)}, and none as good is smaller; where cost "
-                f"matters less, name {Path(best.model).name} by --model"
+                f"matters less, name {best.model} by --model"
             )
         elif smaller:
             reason = (
@@ -120,7 +131,8 @@ class Screening:
             )
         else:
             reason = "it has the best score, and none is smaller"
-        told = [f"Encoder: {name}. Frozen, with a linear model, on the {self.rows} training rows, {reason}."]
+        rows = f"on the {self.rows} training rows"
+        told = [f"Encoder: {self.name_of(chosen)}. Frozen, with a linear model, {rows}, {reason}."]
         if self.left_out:
             told.append(f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}.")
         return told
@@ -128,13 +140,13 @@ class Screening:
     def table(self) -> list[tuple[str, ...]]:
         """Return the header and the rows of a table, as texts."""
         header = ("encoder", "parameters", self.metric, "minus the best [95 % CI]", "p (Holm)", "s per 1,000 rows")
-        rows: list[tuple[str, ...]] = [header]
+        rows, digits = list[tuple[str, ...]]([header]), self.decimals
         for each in self.encoders:
             found, p = each.difference, each.p_holm
-            told = "-" if found is None else f"{signed(found.value)} {ends(found)}"
-            name = Path(each.model).name + (" (chosen)" if each is self.chosen else "")
-            size = f"{each.parameters / 1e6:.3g} M"
-            rows.append((name, size, number(each.score), told, "-" if p is None else p_text(p), f"{each.seconds:.1f}"))
+            told = "-" if found is None else f"{signed(found.value, digits)} {ends(found, digits)}"
+            name = self.name_of(each) + (" (chosen)" if each is self.chosen else "")
+            size, score = f"{each.parameters / 1e6:.3g} M", number(each.score, digits)
+            rows.append((name, size, score, told, "-" if p is None else p_text(p), f"{each.seconds:.1f}"))
         return rows
 
     @property
@@ -248,4 +260,5 @@ def cross_validated(
         if divided is not None:
             by_row[repeat] = divided
     spread = statistics.fmean(map(abs, scores.values())) if task.metric.startswith("neg_") else 1.0
-    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=spread)
+    span = task_type.metrics[task.metric].span
+    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=spread, span=span)

@@ -39,6 +39,11 @@ class Estimate:
         """Return the number and its ends as JSON values, by ``name``, ``name_low`` and ``name_high``."""
         return {name: finite(self.value), f"{name}_low": finite(self.low), f"{name}_high": finite(self.high)}
 
+    def within(self, span: float) -> Estimate:
+        """Cut the interval where no difference can be, from ``-span`` to ``span``; an infinite one is unknown."""
+        known = math.isfinite(self.low)
+        return Estimate(self.value, max(self.low, -span), min(self.high, span)) if known else self
+
 
 @dataclass(frozen=True)
 class CrossedMean:
@@ -143,21 +148,22 @@ def paired_difference(
     *,
     groups: int = 0,
     scale: float = 1.0,
+    span: float = math.inf,
 ) -> PairedDifference:
     """Compare paired finite scores, one for each seed: ``first`` minus ``second``.
 
     ``by_row`` has the differences of the scores divided among ``rows``, or groups or blocks of them, ``(seeds,
-    units)``; see :meth:`CrossedMean.of` for the other arguments.
+    units)``; no difference is larger than the ``span``. See :meth:`CrossedMean.of` for the other arguments.
     """
     values = np.subtract(first, second)
-    paired, seeds_only = tuple(values.tolist()), mean_interval(values)
+    paired, seeds_only = tuple(values.tolist()), mean_interval(values).within(span)
     if not seeds_only.high - seeds_only.low > ROUNDING:  # where the seeds do not differ, others still may
         seeds_only = Estimate(seeds_only.value, -math.inf, math.inf)
     if by_row is None or len(values) < 2:
         return PairedDifference(paired, seeds_only, Estimate(seeds_only.value, -math.inf, math.inf))
     components = CrossedMean.of(by_row, seeds_only.value, rows, groups, scale)
     mean, p_value = crossed_test([components])
-    return PairedDifference(paired, seeds_only, mean, p_value, components)
+    return PairedDifference(paired, seeds_only, mean.within(span), p_value, components)
 
 
 def crossed_test(means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,)) -> tuple[Estimate, float]:

@@ -26,6 +26,7 @@ from attendrop import ADDrop, regularize
 from attendrop.errors import AttendropError
 from attendrop.runs.inference import predict_outputs
 from attendrop.runs.model_card import usage_of
+from attendrop.studies.answer import span_of
 from attendrop.tasks.base import TASK_TYPES, Task, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.table import LABEL_TYPES, BadRows
@@ -58,6 +59,8 @@ def test_every_head_is_complete(kind: type[TaskType]) -> None:
     assert set(task_type.default_metrics) <= set(task_type.metrics)
     assert task_type.metrics[task_type.default_metrics[0]].selects
     assert set(task_type.metric_aliases.values()) <= set(task_type.metrics)
+    spans = {name: metric.span for name, metric in task_type.metrics.items() if metric.selects}
+    assert {name: span_of(name) for name in spans} == spans  # answers know a metric by its name
     assert task_type.fitted_at is None or task_type.fitted_at[0] in task_type.metrics
     auto, config = getattr(transformers, task_type.auto_class), CONFIGS.get(kind.kind, BertConfig)()
     own = task_type.model_class(config)
