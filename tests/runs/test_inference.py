@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
 from datasets import Dataset
 from helpers import tiny, zoo
@@ -426,6 +427,17 @@ def test_texts_that_the_model_cannot_read_are_refused(pruned: Path, tmp_path: Pa
             predict(str(pruned / "run"), source, "out.csv")
         else:
             attendrop.load(pruned / "run").predict(texts)
+
+
+@pytest.mark.parametrize(
+    "head", ["BertForMaskedLM", "BertForQuestionAnswering", "BertForNextSentencePrediction", "BertModel"]
+)
+def test_a_model_with_another_head_than_those_of_tasks_is_refused(tmp_path: Path, head: str) -> None:
+    """The outputs of some can be read as those of a classifier, but do not mean that."""
+    place = tiny.save_tiny_bert(tmp_path / "model")
+    getattr(transformers, head).from_pretrained(place).save_pretrained(place)
+    with pytest.raises(AttendropError, match=f"{head}, has no trained head for classification: fine-tune it first"):
+        attendrop.load(place).predict(["the cat"])
 
 
 def test_a_model_without_the_files_of_its_run_reads_as_it_was_trained(

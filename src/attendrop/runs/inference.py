@@ -390,10 +390,13 @@ def load_run(
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
-    elif model.base_model is model:
-        raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
-        tokenizer = task_type_of_model(model.config).load_tokenizer(run_dir)
+        reads = task_type_of_model(model.config)
+        head, own = reads.class_name(model.config), type(model).__name__
+        if head is None or head.partition("For")[2] != own.partition("For")[2]:  # of the mean, or a related family
+            problem = f"The model in '{run_dir}', {own}, has no trained head for {reads.kind}"
+            raise AttendropError(f"{problem}: fine-tune it first.")
+        tokenizer = reads.load_tokenizer(run_dir)
         fit_tokenizer(run_dir, model, tokenizer)
     options = options or getattr(model.config, AS_TRAINED, {})
     task_type = task_type_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
