@@ -201,6 +201,15 @@ def test_texts_get_the_predictions_of_a_file(
     assert model.predict([]) == []
 
 
+def test_a_relative_folder_is_that_of_the_working_folder_in_which_it_was_loaded(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    model = attendrop.load("single")
+    monkeypatch.chdir(tmp_path)
+    assert model.predict(["the cat"]) == attendrop.load(runs / "single").predict(["the cat"])
+
+
 def test_other_columns_are_read_in_front_of_texts_as_in_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

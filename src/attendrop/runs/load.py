@@ -33,10 +33,11 @@ def load(folder: str | Path) -> Any:
     """
     folder = Path(folder)
     check_whole(folder)
+    place = folder.absolute()  # the first prediction may be in another working folder
     if (folder / BASELINE_CONFIG).is_file():
-        return TextPredictor(folder)
+        return TextPredictor(place)
     model = load_model(folder)
-    model.predict = TextPredictor(folder, model)
+    model.predict = TextPredictor(place, model)
     return model
 
 
