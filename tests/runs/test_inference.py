@@ -426,6 +426,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
         ([PAIRS[0], "the cat"], "Text 1 has 1 text; the model reads 2 texts together"),
         ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
         ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
+        ([("a", "half \ud83d")], "Text 0 cannot be predicted: it has a NUL character, or half of a surrogate pair"),
         ("in.csv", "was trained on 2 texts a row (sentence1, sentence2), not on 1 (text)"),
     ],
 )

@@ -48,7 +48,16 @@ from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
+from attendrop.tasks.table import (
+    STDIN,
+    BadRows,
+    BadValue,
+    files_of,
+    refuse_broken,
+    sheet_of,
+    skipped_places,
+    write_skipped,
+)
 from attendrop.tasks.tokenization import (
     DEFAULT_MAX_LENGTH,
     HEAD,
@@ -349,6 +358,7 @@ class RunModel:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
             try:
+                refuse_broken(row)
                 read.append(reads.read_inputs(*row))
             except BadValue as problem:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
