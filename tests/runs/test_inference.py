@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import re
+import shutil
 import tracemalloc
 from contextlib import nullcontext
 from dataclasses import replace
@@ -447,6 +448,13 @@ def test_a_model_with_another_head_than_those_of_tasks_is_refused(tmp_path: Path
     place = tiny.save_tiny_bert(tmp_path / "model")
     getattr(transformers, head).from_pretrained(place).save_pretrained(place)
     with pytest.raises(AttendropError, match=f"{head}, has no trained head for classification: fine-tune it first"):
+        attendrop.load(place).predict(["the cat"])
+
+
+def test_a_damaged_tokenizer_is_told(runs: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(runs / "single", tmp_path / "model")
+    (place / "tokenizer.json").write_text("{")
+    with pytest.raises(AttendropError, match="model' cannot be loaded"):
         attendrop.load(place).predict(["the cat"])
 
 

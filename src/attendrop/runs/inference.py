@@ -38,7 +38,7 @@ from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
 from attendrop.runs.config import AS_TRAINED, RunConfig, Source, refuse_options_of_files
 from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
-from attendrop.runs.model_loading import load_for
+from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
@@ -406,7 +406,8 @@ def load_run(
         if head is None or head.partition("For")[2] != own.partition("For")[2]:  # of the mean, or a related family
             problem = f"The model in '{run_dir}', {own}, has no trained head for {reads.kind}"
             raise AttendropError(f"{problem}: fine-tune it first.")
-        tokenizer = reads.load_tokenizer(run_dir)
+        with load_errors(run_dir):
+            tokenizer = reads.load_tokenizer(run_dir)
         fit_tokenizer(run_dir, model, tokenizer)
     options = options or getattr(model.config, AS_TRAINED, {})
     task_type = task_type_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
