@@ -36,7 +36,7 @@ from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack
 from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
-from attendrop.runs.config import AS_TRAINED, RunConfig, Source, refuse_options_of_files
+from attendrop.runs.config import AS_TRAINED, Source, refuse_options_of_files
 from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
 from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
@@ -472,7 +472,7 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
 
 def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any) -> ResolvedRun:
     """Load the rows of a run as it divided them; raises AttendropError, with the consequences, if they changed."""
-    resolved = resolve_run(RunConfig(**(run["config"] | changed), output_dir=run_dir), run.get("decided"))
+    resolved = resolve_run(run_folder.config_of_run(run_dir, run["config"], **changed), run.get("decided"))
     if fingerprint(resolved.parts) != run["data_sha256"]:
         raise AttendropError(f"The data changed since the run in '{run_dir}': {without}")
     return resolved
@@ -530,7 +530,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         train = None
         try:
             if "model" in model.options:
-                config = RunConfig(**model.options, output_dir=model.folder)
+                config = run_folder.config_of_run(model.folder, model.options)
                 train = divide(config, load_data(config)).real.train
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
