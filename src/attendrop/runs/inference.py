@@ -220,6 +220,7 @@ class BaselineModel:
     weight: Array | None = None  # ``(outputs, features)``
     vectorizers: Sequence[TfidfVectorizer] = ()  # TF-IDF of each text column, two for each; empty: of the encoder
     encoder: PreTrainedModel | None = None  # the frozen model, if it computes the features
+    options: Mapping[str, Any] = field(default_factory=dict)  # by which it reads rows, of one that was loaded
 
     def outputs(
         self, columns: Mapping[str, list[Any]], encoded: Mapping[str, list[Any]], batch_size: int, device: str
@@ -285,7 +286,8 @@ def load_baseline(folder: Path) -> BaselineModel:
             encoder = task_type.model_class(config).from_pretrained(place, **options)
             fit_tokenizer(place, encoder, tokenizer)
         weight = arrays.get("weight")
-        return BaselineModel(saved["baseline"], task_type, tokenizer, arrays["bias"], weight, vectorizers, encoder)
+        parts = arrays["bias"], weight, vectorizers, encoder, getattr(config, AS_TRAINED, {})
+        return BaselineModel(saved["baseline"], task_type, tokenizer, *parts)
     except (OSError, KeyError, ValueError) as error:
         raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
 
@@ -396,6 +398,7 @@ def load_run(
     options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
+        options = options or dict(baseline.options)
         task_type = baseline.task_type.with_options(options.get("task_options", {}) | {**task_options})
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
