@@ -454,6 +454,7 @@ BROKEN: dict[str, tuple[bool, str, bytes | None]] = {
     "cannot be read": (True, WEIGHTS, b"half"),
     "not valid JSON": (True, PRUNED_CONFIG, b"{"),
     "cannot be loaded": (False, WEIGHTS, b"half"),
+    r"cannot be loaded \('stock'\)": (True, PRUNED_CONFIG, b"{}"),
 }
 
 

@@ -228,6 +228,20 @@ def test_all_files_of_a_tokenizer_are_uploaded(family: str) -> None:
     assert all(map(_UPLOADED.fullmatch, cls.vocab_files_names.values()))
 
 
+def test_an_adapter_is_uploaded_if_others_have_its_model(
+    hub: Hub, plain: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (plain / RUN).unlink()
+    (plain / "config.json").rename(plain / "model_config.json")
+    write_json(plain / "adapter_config.json", {"base_model_name_or_path": str(tmp_path)})
+    assert_refused(
+        ["push", str(plain), "mine"], tmp_path / "none", f"is on the model in '{tmp_path}', a folder", capsys
+    )
+    assert not hub.repositories and not hub.files
+    write_json(plain / "adapter_config.json", {"base_model_name_or_path": "somebody/model"})
+    assert "adapter_config.json" in push_run(str(plain), "mine")["files"]
+
+
 def test_what_a_link_points_to_is_not_uploaded(hub: Hub, plain: Path, tmp_path: Path, capsys: Captured) -> None:
     (plain / RUN).unlink()
     (tmp_path / "id_rsa").write_text("a secret")

@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import re
+import shutil
 import tracemalloc
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 import yaml
 from datasets import Dataset
 from helpers import tiny, zoo
@@ -198,6 +200,15 @@ def test_texts_get_the_predictions_of_a_file(
         for column in ("probability", "probability_no", "probability_yes"):
             assert found[column] == pytest.approx(float(row[column]), abs=2e-6)
     assert model.predict([]) == []
+
+
+def test_a_relative_folder_is_that_of_the_working_folder_in_which_it_was_loaded(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    model = attendrop.load("single")
+    monkeypatch.chdir(tmp_path)
+    assert model.predict(["the cat"]) == attendrop.load(runs / "single").predict(["the cat"])
 
 
 def test_other_columns_are_read_in_front_of_texts_as_in_training(
@@ -416,6 +427,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
         ([PAIRS[0], "the cat"], "Text 1 has 1 text; the model reads 2 texts together"),
         ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
         ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
+        ([("a", "half \ud83d")], "Text 0 cannot be predicted: it has a NUL character, or half of a surrogate pair"),
         ("in.csv", "was trained on 2 texts a row (sentence1, sentence2), not on 1 (text)"),
     ],
 )
@@ -426,6 +438,24 @@ def test_texts_that_the_model_cannot_read_are_refused(pruned: Path, tmp_path: Pa
             predict(str(pruned / "run"), source, "out.csv")
         else:
             attendrop.load(pruned / "run").predict(texts)
+
+
+@pytest.mark.parametrize(
+    "head", ["BertForMaskedLM", "BertForQuestionAnswering", "BertForNextSentencePrediction", "BertModel"]
+)
+def test_a_model_with_another_head_than_those_of_tasks_is_refused(tmp_path: Path, head: str) -> None:
+    """The outputs of some can be read as those of a classifier, but do not mean that."""
+    place = tiny.save_tiny_bert(tmp_path / "model")
+    getattr(transformers, head).from_pretrained(place).save_pretrained(place)
+    with pytest.raises(AttendropError, match=f"{head}, has no trained head for classification: fine-tune it first"):
+        attendrop.load(place).predict(["the cat"])
+
+
+def test_a_damaged_tokenizer_is_told(runs: Path, tmp_path: Path) -> None:
+    place = shutil.copytree(runs / "single", tmp_path / "model")
+    (place / "tokenizer.json").write_text("{")
+    with pytest.raises(AttendropError, match="model' cannot be loaded"):
+        attendrop.load(place).predict(["the cat"])
 
 
 def test_a_model_without_the_files_of_its_run_reads_as_it_was_trained(

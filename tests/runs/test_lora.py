@@ -153,7 +153,10 @@ def test_an_adapter_without_its_model_or_on_another_says_what_is_missing(folder:
         attendrop.load(run)
     shutil.copy(folder / "model" / "model.safetensors", other)
     assert not hasattr(attendrop.load(run).config, "attendrop_base_sha256")  # which is that of the merged weights
-    for name in ("model_config.json", "run.json"):
-        (run / name).unlink()
+    (run / "run.json").unlink()
+    (run / "adapter_model.safetensors").write_bytes(b"half")
+    with pytest.raises(AttendropError, match="cannot be loaded"):
+        attendrop.load(run)
+    (run / "model_config.json").unlink()
     with pytest.raises(AttendropError, match="was not saved by attendrop"):
         attendrop.load(run)

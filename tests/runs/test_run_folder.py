@@ -81,6 +81,18 @@ def test_a_model_that_is_damaged_or_lacks_a_file_is_not_used(
     assert content(tmp_path) == before
 
 
+def test_a_run_of_another_version_predicts_and_is_told_where_its_rows_are_needed(
+    run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    record = read_run(run) or {}
+    record["config"]["head_start"] = "frozen"
+    (run / "run.json").write_text(json.dumps(record))
+    assert attendrop.load(run).predict([("the cat", "a dog")])
+    for command in (["prune", "--output-dir"], ["attend", "the cat", "--output"]):
+        asked = [command[0], str(run), *command[1:], str(tmp_path / "out")]
+        assert_refused(asked, tmp_path / "out", "another version of attendrop, with an option 'head_start'", capsys)
+
+
 def test_a_run_is_known_by_its_options_and_rows(shared: Path, run: Path) -> None:
     rows = (read_run(run) or {})["data_sha256"]
     assert holds_run(run, tiny.config(shared, **PLAIN), rows)

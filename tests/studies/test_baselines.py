@@ -169,6 +169,15 @@ def test_a_kept_baseline_predicts_what_was_scored(name: str, label: str, folder:
     assert list(map(str, attendrop.load(place).predict(texts))) == predicted
 
 
+def test_a_kept_baseline_without_the_files_of_its_run_reads_as_it_was_fitted(folder: Path, tmp_path: Path) -> None:
+    run_baseline(config(folder, str(tmp_path / "kept"), max_length=6), "frozen", keep_model=True)
+    texts = [(tiny.sentence(number), tiny.sentence(number + 3)) for number in range(5)]
+    whole = attendrop.load(tmp_path / "kept").predict(texts, probabilities=True)
+    for name in ("run.json", "metrics.json"):
+        (tmp_path / "kept" / name).unlink()
+    assert attendrop.load(tmp_path / "kept").predict(texts, probabilities=True) == whole
+
+
 def test_a_kept_baseline_is_no_transformer(folder: Path, tmp_path: Path) -> None:
     place = str(tmp_path / "kept")
     run_baseline(config(folder, place), "tfidf", keep_model=True)

@@ -32,7 +32,6 @@ from attendrop.support.files import (
     ADAPTER_CONFIG,
     PRUNED_CONFIG,
     WEIGHTS,
-    first_line,
     model_sha256,
     resolve_model,
     write_json,
@@ -254,23 +253,21 @@ class PrunedModel(nn.Module):
 
 
 def load_model(folder: str | Path) -> Any:
-    """Load a model as :func:`attendrop.load` does, without a check of its files, and without ``predict``."""
+    """Load a model as :func:`attendrop.load` does, without a check of its files, and without ``predict``.
+
+    Errors are those of the libraries that read damaged files.
+    """
     folder = Path(folder)
     if is_adapter(folder):
         return load_adapter(folder)
     if not is_pruned(folder):
         saved = read_json(folder / "config.json")
         own = None  # the configuration, if transformers is not to read the file
-        try:
-            if saved.get("model_type") == MeanPoolingConfig.model_type:
-                own = read_config(str(folder))
-                saved = own.to_dict()
-            cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
-            model, info = cls.from_pretrained(folder, config=own, use_safetensors=True, output_loading_info=True)
-        except AttendropError:
-            raise
-        except Exception as error:  # safetensors raises its own exception class
-            raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
+        if saved.get("model_type") == MeanPoolingConfig.model_type:
+            own = read_config(str(folder))
+            saved = own.to_dict()
+        cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+        model, info = cls.from_pretrained(folder, config=own, use_safetensors=True, output_loading_info=True)
         if missing := _without_pooler(model, info["missing_keys"]):
             raise AttendropError(f"The weights in '{folder}' are incomplete: {missing[0]}.")
         return model.eval()

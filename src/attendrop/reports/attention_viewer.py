@@ -35,9 +35,9 @@ from attendrop.methods.core.registry import build_method, given_options, spelled
 from attendrop.pruning.pruned_model import is_pruned
 from attendrop.reports.figures import MUTED, SERIES
 from attendrop.reports.report import MOST_BYTES, Section, render, render_page
-from attendrop.runs.config import DEFAULT_METHOD, RunConfig
+from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.model_loading import load_config, load_for
-from attendrop.runs.run_folder import check_finished, check_keeps_model, read_metrics, read_run
+from attendrop.runs.run_folder import check_finished, check_keeps_model, config_of_run, read_metrics, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
 from attendrop.tasks.base import encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import files_task
@@ -386,7 +386,7 @@ def load_stages(
     if run is not None:
         check_finished(name)
         metrics = read_metrics(folder) or {}
-        config = RunConfig(**run["config"], output_dir=name).filled(**(run.get("decided") or {}))
+        config = config_of_run(name, run["config"]).filled(**(run.get("decided") or {}))
         own = acting_in_attention(config.regularizer)
         check_keeps_model(name)
     if run is not None or is_pruned(name):

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
-from attendrop.pruning.pruned_model import is_pruned, stock_config
+from attendrop.pruning.pruned_model import is_adapter, is_pruned, read_json, stock_config
 from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs import run_folder
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
-from attendrop.support.files import check_output, disk_errors, refuse_links, share_permissions
+from attendrop.support.files import ADAPTER_CONFIG, check_output, disk_errors, refuse_links, share_permissions
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, save_tokenizer
 
 # The format, and the name of its file in a folder.
@@ -152,8 +152,8 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     which programs would load with those of this one, or in their place. Returns its ``url``, and the ``files``.
 
     Raises:
-        AttendropError: No finished run, or no whole model; a symbolic link, which may point to anything; nobody is
-            logged in, or the hub refuses or is not reached.
+        AttendropError: No finished run, or no whole model; an adapter on a folder; a symbolic link, which may point to
+            anything; nobody is logged in, or the hub refuses or is not reached.
     """
     run_folder.check_finished(run_dir)
     folder = Path(run_dir)
@@ -162,6 +162,12 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     run_folder.check_whole(folder)
     run_folder.check_keeps_model(run_dir)
     refuse_links(folder)
+    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") if is_adapter(folder) else None
+    if base is not None and os.path.isabs(base):
+        raise AttendropError(
+            f"The adapter in '{run_dir}' is on the model in '{base}', a folder of this machine, so nobody else could "
+            f"load it; upload that model, and write its name into {ADAPTER_CONFIG}."
+        )
     files = sorted(filter(_UPLOADED.fullmatch, os.listdir(folder)))
     api = HfApi()
     try:

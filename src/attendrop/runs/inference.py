@@ -36,9 +36,9 @@ from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack
 from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
-from attendrop.runs.config import AS_TRAINED, RunConfig, Source, refuse_options_of_files
+from attendrop.runs.config import AS_TRAINED, Source, refuse_options_of_files
 from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
-from attendrop.runs.model_loading import load_for
+from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
@@ -48,7 +48,16 @@ from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import STDIN, BadRows, BadValue, files_of, sheet_of, skipped_places, write_skipped
+from attendrop.tasks.table import (
+    STDIN,
+    BadRows,
+    BadValue,
+    files_of,
+    refuse_broken,
+    sheet_of,
+    skipped_places,
+    write_skipped,
+)
 from attendrop.tasks.tokenization import (
     DEFAULT_MAX_LENGTH,
     HEAD,
@@ -211,6 +220,7 @@ class BaselineModel:
     weight: Array | None = None  # ``(outputs, features)``
     vectorizers: Sequence[TfidfVectorizer] = ()  # TF-IDF of each text column, two for each; empty: of the encoder
     encoder: PreTrainedModel | None = None  # the frozen model, if it computes the features
+    options: Mapping[str, Any] = field(default_factory=dict)  # by which it reads rows, of one that was loaded
 
     def outputs(
         self, columns: Mapping[str, list[Any]], encoded: Mapping[str, list[Any]], batch_size: int, device: str
@@ -276,7 +286,8 @@ def load_baseline(folder: Path) -> BaselineModel:
             encoder = task_type.model_class(config).from_pretrained(place, **options)
             fit_tokenizer(place, encoder, tokenizer)
         weight = arrays.get("weight")
-        return BaselineModel(saved["baseline"], task_type, tokenizer, arrays["bias"], weight, vectorizers, encoder)
+        parts = arrays["bias"], weight, vectorizers, encoder, getattr(config, AS_TRAINED, {})
+        return BaselineModel(saved["baseline"], task_type, tokenizer, *parts)
     except (OSError, KeyError, ValueError) as error:
         raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
 
@@ -349,6 +360,7 @@ class RunModel:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
             try:
+                refuse_broken(row)
                 read.append(reads.read_inputs(*row))
             except BadValue as problem:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
@@ -386,14 +398,19 @@ def load_run(
     options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
+        options = options or dict(baseline.options)
         task_type = baseline.task_type.with_options(options.get("task_options", {}) | {**task_options})
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
         model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
-    elif model.base_model is model:
-        raise AttendropError(f"The model in '{run_dir}' has no trained head: fine-tune it first.")
     else:
-        tokenizer = task_type_of_model(model.config).load_tokenizer(run_dir)
+        reads = task_type_of_model(model.config)
+        head, own = reads.class_name(model.config), type(model).__name__
+        if head is None or head.partition("For")[2] != own.partition("For")[2]:  # of the mean, or a related family
+            problem = f"The model in '{run_dir}', {own}, has no trained head for {reads.kind}"
+            raise AttendropError(f"{problem}: fine-tune it first.")
+        with load_errors(run_dir):
+            tokenizer = reads.load_tokenizer(run_dir)
         fit_tokenizer(run_dir, model, tokenizer)
     options = options or getattr(model.config, AS_TRAINED, {})
     task_type = task_type_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
@@ -458,7 +475,7 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
 
 def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any) -> ResolvedRun:
     """Load the rows of a run as it divided them; raises AttendropError, with the consequences, if they changed."""
-    resolved = resolve_run(RunConfig(**(run["config"] | changed), output_dir=run_dir), run.get("decided"))
+    resolved = resolve_run(run_folder.config_of_run(run_dir, run["config"], **changed), run.get("decided"))
     if fingerprint(resolved.parts) != run["data_sha256"]:
         raise AttendropError(f"The data changed since the run in '{run_dir}': {without}")
     return resolved
@@ -516,7 +533,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         train = None
         try:
             if "model" in model.options:
-                config = RunConfig(**model.options, output_dir=model.folder)
+                config = run_folder.config_of_run(model.folder, model.options)
                 train = divide(config, load_data(config)).real.train
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")

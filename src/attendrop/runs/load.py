@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attendrop.errors import AttendropError
 from attendrop.pruning.pruned_model import PrunedModel, load_model
 from attendrop.runs.run_folder import check_whole
-from attendrop.support.files import BASELINE_CONFIG
+from attendrop.support.files import BASELINE_CONFIG, first_line
 
 if TYPE_CHECKING:
     from attendrop.runs.inference import RunModel
@@ -33,10 +33,16 @@ def load(folder: str | Path) -> Any:
     """
     folder = Path(folder)
     check_whole(folder)
+    place = folder.absolute()  # the first prediction may be in another working folder
     if (folder / BASELINE_CONFIG).is_file():
-        return TextPredictor(folder)
-    model = load_model(folder)
-    model.predict = TextPredictor(folder, model)
+        return TextPredictor(place)
+    try:
+        model = load_model(folder)
+    except AttendropError:
+        raise
+    except Exception as error:  # safetensors, transformers and PEFT share no base class
+        raise AttendropError(f"The model in '{folder}' cannot be loaded ({first_line(error)}).") from error
+    model.predict = TextPredictor(place, model)
     return model
 
 

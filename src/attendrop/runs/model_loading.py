@@ -87,7 +87,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     if pruned_model.is_pruned(name) or pruned_model.is_adapter(name):
         if task is not None:
             refuse_untrainable(name)
-        with _load_errors(name), pruned_model.without_report():
+        with load_errors(name), pruned_model.without_report():
             model = pruned_model.load_model(name)
             model = model.model if pruned_model.is_pruned(name) else model
             task_type = task_type_of_model(model.config)
@@ -100,7 +100,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         raise AttendropError(
             f"'{place}' holds no safetensors weights; pickled ones, which can run any code, save by save_pretrained."
         )
-    with _load_errors(name), pruned_model.without_report():
+    with load_errors(name), pruned_model.without_report():
         config = read_config(place)
         task_type = task_type_of_model(config) if task is None else task.type
         trained_for = list((getattr(config, "id2label", None) or {}).values())
@@ -148,7 +148,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
 
 def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:
     """Load only the tokenizer of a model; raises AttendropError as :func:`load_for` does."""
-    with _load_errors(name):
+    with load_errors(name):
         found: PreTrainedTokenizerBase = task.type.load_tokenizer(resolve_model(name))
         return found
 
@@ -156,7 +156,7 @@ def load_tokenizer(name: str, task: Task) -> PreTrainedTokenizerBase:
 def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_for` does."""
     _check_folder(name)
-    with _load_errors(name):
+    with load_errors(name):
         if pruned_model.is_adapter(name):
             return pruned_model.adapted_class_and_config(Path(name))[1]
         return read_config(resolve_model(name))
@@ -246,7 +246,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
 
 
 @contextmanager
-def _load_errors(name: str) -> Iterator[None]:
+def load_errors(name: str) -> Iterator[None]:
     """Convert errors of the hub and of transformers to one sentence."""
     try:
         yield

@@ -107,6 +107,20 @@ def run_options(folder: str | Path) -> dict[str, Any]:
     return options
 
 
+def config_of_run(run_dir: str, options: Mapping[str, Any], **changed: Any) -> RunConfig:
+    """Make the configuration of a run of its options, as :func:`run_options` returns them, and others in their place.
+
+    Raises:
+        AttendropError: Another version of this library wrote them, which has further options.
+    """
+    if (unknown := next((name for name in options if name not in RunConfig.__dataclass_fields__), None)) is not None:
+        raise AttendropError(
+            f"The run in '{run_dir}' is of another version of attendrop, with an option {unknown!r} that this one does "
+            "not have; use that version, or train it again."
+        )
+    return RunConfig(**{**options, **changed}, output_dir=run_dir)
+
+
 def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str | None = None) -> bool:
     """Return whether a folder holds a run with these options, model and training rows, wherever it and its data were.
 

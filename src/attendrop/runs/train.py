@@ -37,7 +37,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import decided_by_data, flat_options
 from attendrop.pruning.pruned_model import save_adapter
 from attendrop.runs import data, run_folder, run_trainer
-from attendrop.runs.config import AS_TRAINED, READ_BY, RUN_FILE, RunConfig, run_file
+from attendrop.runs.config import AS_TRAINED, RUN_FILE, RunConfig, run_file
 from attendrop.runs.data import Parts, ResolvedRun, cached, digest_of_model, resolve_run
 from attendrop.runs.inference import over_rows
 from attendrop.runs.model_card import CARD, model_card
@@ -331,8 +331,7 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
     inner = transformers_model(model)
-    reads = {name: value for name, value in run.given.as_dict().items() if name in READ_BY and value}
-    setattr(inner.config, AS_TRAINED, reads)
+    setattr(inner.config, AS_TRAINED, run.given.read_by())
     stock = not isinstance(inner, MeanPooling)
     adapter = has_adapter(model) and stock and pooling_of(inner.config) == pooling_of(load_config(run.config.model))
     if adapter:

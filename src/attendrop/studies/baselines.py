@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.attention.hooks import forked_rng
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.pruned_model import without_report
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import AS_TRAINED, RunConfig
 from attendrop.runs.data import ResolvedRun, cached, digest_of_model, fingerprint, resolve_run, steps
 from attendrop.runs.inference import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.model_card import CARD, baseline_card
@@ -122,6 +122,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         if keep_model:
             own = load_config(run.config.model)
             run.task.type.configure(own)
+            setattr(own, AS_TRAINED, run.given.read_by())
             model.save(place, own)
             write_text(place / CARD, baseline_card(metrics, run.task.type))
         if "dev" in scores and scores["dev"]["predictions"] is not None:

@@ -402,9 +402,7 @@ class Table:
         found, good, typed = [], [], not self.delimiter  # only JSON and Parquet can hold what is no character
         for row, values in enumerate(self.values(columns)):
             try:
-                for place, value in enumerate(values if typed else ()):
-                    if _is_broken(value):
-                        raise BadValue("it has a NUL character, or half of a surrogate pair, which no text has", place)
+                refuse_broken(values if typed else ())
                 found.append(read(*values))
                 good.append(True)
             except BadValue as problem:
@@ -425,8 +423,14 @@ def _entries(name: str, value: Any) -> dict[str, Any]:
     return {key: entry for inner, each in value.items() for key, entry in _entries(f"{name}.{inner}", each).items()}
 
 
+def refuse_broken(values: Iterable[Any]) -> None:
+    """Raise BadValue for a text with a NUL character or half of a surrogate pair, as JSON can write, also in a list."""
+    for place, value in enumerate(values):
+        if _is_broken(value):
+            raise BadValue("it has a NUL character, or half of a surrogate pair, which no text has", place)
+
+
 def _is_broken(value: Any) -> bool:
-    """Return whether a text, or one in a list, has a NUL character or half of a surrogate pair, as JSON can write."""
     if not isinstance(value, str):
         return isinstance(value, list) and any(map(_is_broken, value))
     return "\0" in value or not (value.isascii() or _SURROGATE.search(value) is None)
