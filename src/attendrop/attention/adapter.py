@@ -103,10 +103,10 @@ class ModelAdapter:
             hooks.close()
         self._structure, self._in_progress, self._watches_calls = None, (), False
         self._checkpoints.close()
+        if not self._attached:  # also one that was refused, beside the one that is attached
+            return
         for module in self.model.modules():
             module.__dict__.pop("attendrop_place", None)
-        if not self._attached:
-            return
         _ATTACHED.discard(self)
         in_use = {id(config) for other in _ATTACHED for config in other.configs}
         for config in self.configs:
