@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.checkpointing import checkpoint_activations
 from helpers.training import moved
 from torch import Tensor
 
-from attendrop import AttendropError, Compose, Mixout, SuperT, regularize
+from attendrop import AttendropError, Compose, HiddenCut, Method, Mixout, SuperT, regularize
 from attendrop_methods import L2SP, SAM, DropConnect, LayerReinit
 
 
@@ -56,6 +57,29 @@ def gradients_of(model: Any, method: Any, batch: zoo.Batch) -> tuple[dict[str, T
         loss.backward()
     zoo.assert_same(before, model.state_dict())
     return zoo.gradients(model), loss.detach()
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+@pytest.mark.parametrize(
+    "method",
+    [DropConnect(p=0.2), SAM(rho=0.2), Compose(Mixout(p=0.5), HiddenCut(alpha=0.3))],
+    ids=lambda method: method.name,
+)
+def test_replaced_weights_are_replaced_again_where_activations_are_checkpointed(method: Method, name: str) -> None:
+    """And only then: T5 has blocks in blocks."""
+    found = []
+    for checkpointing in (False, True):
+        model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+        if checkpointing:
+            checkpoint_activations(model)
+        stock = {module: dict(vars(module)) for module in model.modules()}
+        with regularize(model, method) as reg:
+            reg.loss(batch)
+            moved(model)  # away from the weights that mixout mixes with
+            reg.loss(batch).backward()
+        assert all(vars(module) == own for module, own in stock.items())
+        found.append(zoo.gradients(model))
+    zoo.assert_same(found[0], found[1], 1e-9)
 
 
 @pytest.mark.parametrize("name", ["t5", "deberta-v3"])

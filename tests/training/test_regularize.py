@@ -297,6 +297,15 @@ def test_a_second_block_around_a_model_is_refused() -> None:
         pass
 
 
+def test_a_refused_block_leaves_the_model_as_the_other_needs_it() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    run = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with regularize(run, METHOD) as reg:
+        with pytest.raises(AttendropError, match="already regularised"), regularize(run, METHOD):
+            pass
+        reg.loss(batch).backward()
+
+
 @pytest.mark.parametrize("method", [RDrop(), Mixout(p=0.5)], ids=str)
 def test_a_cache_is_refused_unless_the_model_runs_once(method: Any) -> None:
     """Each pass extends it, also the one that looks for attention layers."""

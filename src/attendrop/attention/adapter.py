@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attendrop.attention.blocks import Block, ModelStructure, hidden_states
-from attendrop.attention.hooks import ModuleHooks, evaluating, forked_rng, replaced_attribute
+from attendrop.attention.hooks import ModuleHooks, evaluating, forked_rng, recomputed_within, replaced_attribute
 from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
@@ -31,7 +31,6 @@ from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cach
 from attendrop.errors import AttendropError
 from attendrop.support.models import model_inputs, named_outputs
 
-_CHECKPOINT = "_gradient_checkpointing_func"
 logger = logging.getLogger(__name__)
 
 # Attached adapters. Two models made from one configuration share it: the last adapter to be detached restores it.
@@ -104,10 +103,10 @@ class ModelAdapter:
             hooks.close()
         self._structure, self._in_progress, self._watches_calls = None, (), False
         self._checkpoints.close()
+        if not self._attached:  # also one that was refused, beside the one that is attached
+            return
         for module in self.model.modules():
             module.__dict__.pop("attendrop_place", None)
-        if not self._attached:
-            return
         _ATTACHED.discard(self)
         in_use = {id(config) for other in _ATTACHED for config in other.configs}
         for config in self.configs:
@@ -286,7 +285,7 @@ class ModelAdapter:
                 return None
             within = partial(replaced_attribute, self, "_in_progress", self._in_progress)
             for part in self.model.modules():
-                self._checkpoints.enter_context(_recomputed_within(part, within))
+                self._checkpoints.enter_context(recomputed_within(part, within))
             return args, {name: value for name, value in kwargs.items() if name != PLAN_KEYWORD}
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -310,7 +309,7 @@ class ModelAdapter:
                 output = original(*args, **kwargs)
             else:
                 edited = partial(replaced_attribute, self, "_edit", (edit, hidden_states(args, kwargs).shape[:2]))
-                with edited(), _recomputed_within(module, edited):
+                with edited(), recomputed_within(module, edited):
                     output = original(*args, **kwargs)
             if edit.output is None:
                 return output
@@ -322,18 +321,6 @@ class ModelAdapter:
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
     """List the attention layers of a model, in the order in which a pass on ``batch``, or a tiny example, runs them."""
     return ModelAdapter(model).trace(example_inputs(model) if batch is None else batch)
-
-
-def _recomputed_within(module: nn.Module, context: Callable[[], ContextDecorator]) -> AbstractContextManager[None]:
-    """Recompute what the module itself checkpoints in this block within another ``context()``."""
-    stock: Callable[..., Any] | None = vars(module).get(_CHECKPOINT)
-    if stock is None:
-        return nullcontext()
-
-    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return stock(context()(function), *args, **kwargs)
-
-    return replaced_attribute(module, _CHECKPOINT, checkpoint)
 
 
 def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attendrop.errors import AttendropError
 
 _MARK = "_attendrop"
+_CHECKPOINT = "_gradient_checkpointing_func"
 _HOOKS = {
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
@@ -35,6 +36,18 @@ def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
     finally:
         delattr(thing, name)
         vars(thing).update(before)
+
+
+def recomputed_within(module: nn.Module, context: Callable[[], ContextDecorator]) -> AbstractContextManager[None]:
+    """Recompute what the module itself checkpoints in this block within another ``context()``."""
+    stock: Callable[..., Any] | None = vars(module).get(_CHECKPOINT)
+    if stock is None:
+        return nullcontext()
+
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return stock(context()(function), *args, **kwargs)
+
+    return replaced_attribute(module, _CHECKPOINT, checkpoint)
 
 
 @contextmanager

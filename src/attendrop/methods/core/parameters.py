@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attendrop.attention.blocks import input_dim, is_projection
-from attendrop.attention.hooks import ModuleHooks
+from attendrop.attention.hooks import ModuleHooks, recomputed_within
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
@@ -45,9 +46,11 @@ class ParameterOverride:
     ) -> None:
         self._hooks = ModuleHooks()
         self._function = function
-        self._overridden: dict[nn.Module, list[tuple[nn.Module, str]]] = {}  # by what runs at present
+        # By what runs at present: what is overridden in it, and what is to be when it runs again.
+        self._overridden: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+        self._checkpoints: dict[nn.Module, ExitStack] = {}
         # A pass that ended within a module, as by a KeyboardInterrupt, left parameters overridden: no hook was called.
-        self._hooks.before(model, lambda *_: self._restore())
+        self._hooks.before(model, lambda *_: self._end())
         # What may run again in the backward pass must be overridden then, too: no block within a block is left out.
         lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
         blocks = {block for blocks in lists for block in blocks}
@@ -57,28 +60,37 @@ class ParameterOverride:
         for name in names:
             module = model.get_submodule(name.rpartition(".")[0])
             places.setdefault(around.get(module, module), {})[name] = module
-        for whole, own in places.items():
-            self._override_in(whole, own)
         if throughout:
             every = {name: module for own in places.values() for name, module in own.items()}
-            for whole in dict.fromkeys([model, *around.values()]):
-                below = {*whole.modules()}
-                self._override_in(whole, {name: module for name, module in every.items() if module in below})
+            wholes = {whole: {*whole.modules()} for whole in (model, *around.values())}
+            places = {
+                whole: {name: module for name, module in every.items() if module in below}
+                for whole, below in wholes.items()
+            }
+        for whole, own in places.items():
+            self._override_in(whole, own)
 
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
         self._hooks.close()
-        self._restore()
+        self._end()
 
-    def _restore(self, *ended: nn.Module) -> None:
-        for whole in ended or list(self._overridden):
-            for module, own in self._overridden.pop(whole, ()):
-                module.__dict__.pop(own, None)
+    def _end(self) -> None:
+        for whole in list(self._checkpoints):
+            self._leave(whole)
+
+    def _leave(self, whole: nn.Module) -> None:
+        self._restore(whole)
+        self._checkpoints.pop(whole).close()
+
+    def _restore(self, whole: nn.Module) -> None:
+        for module, own in self._overridden.pop(whole, ()):
+            module.__dict__.pop(own, None)
 
     def _override_in(self, whole: nn.Module, places: Mapping[str, nn.Module]) -> None:
         """Override the parameters at ``places``, by name, each of its module, while ``whole`` runs."""
 
-        def enter(_: nn.Module, args: Any) -> None:
+        def override() -> None:
             found: dict[str, nn.Parameter] = {}
             for name, module in places.items():
                 own = name.rpartition(".")[2]
@@ -91,8 +103,23 @@ class ParameterOverride:
                     # Attribute lookup finds instance attributes before parameters.
                     places[name].__dict__[name.rpartition(".")[2]] = tensor
 
+        @contextmanager
+        def overridden() -> Iterator[None]:
+            self._restore(whole)  # the same operations run the first time and again
+            override()
+            try:
+                yield
+            finally:
+                self._restore(whole)
+
+        def enter(_: nn.Module, args: Any) -> None:
+            stack = self._checkpoints[whole] = ExitStack()
+            override()
+            # From transformers 5.24 on, a block that runs again in the backward pass does so without its own hooks.
+            stack.enter_context(recomputed_within(whole, overridden))
+
         self._hooks.before(whole, enter)
-        self._hooks.after(whole, lambda *_: self._restore(whole), always_call=True)
+        self._hooks.after(whole, lambda *_: self._leave(whole), always_call=True)
 
 
 class WeightMixing(MethodState):
