@@ -100,11 +100,11 @@ def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys
 
 
 def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
-    files: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    files: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the rows that were held out for the epoch, and the weights of the classes."""
-    options = {"class_weights": "balanced", "refit": True, "method": "finetune", "max_steps": 1}
-    train(tiny.config(files, **options))
+    """With the rows that were held out for the epoch, and the weights of the classes; not calibrated any more."""
+    options = {"class_weights": "balanced", "refit": True, "method": "finetune", "max_steps": 1, "calibrate": True}
+    assert train(tiny.config(files, **options))["temperature"]
     seen = []
 
     def balanced(labels: list[int], num_classes: int) -> Any:
@@ -114,6 +114,8 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
     monkeypatch.setattr("attendrop.runs.prune.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)] and found["pruned"]["recover_epochs"] == 1
+    assert found["temperature"] is None and "probabilities were calibrated" in caplog.text
+    assert pruned(files, files / "kept", layers=[0])["temperature"]
     before, after = attendrop.load(files / "run"), attendrop.load(files / "out")
     assert not before.state_dict()["classifier.weight"].equal(after.state_dict()["model.classifier.weight"])
     assert cli.main(["evaluate", f"{files}/out", "--json"]) == 0

@@ -121,6 +121,9 @@ def prune_run(
         )
         metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
         metrics.pop("accept", None)  # that of the whole model
+        if found["recover_epochs"] and metrics.get("temperature") is not None:
+            logger.warning("The run's probabilities were calibrated; after the fine-tuning they are not.")
+            metrics["temperature"] = None
         metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
         (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
         write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
