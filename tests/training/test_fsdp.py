@@ -35,7 +35,7 @@ def divided(one_process: None) -> Any:
     return fsdp_worker.divided("bert", 1)
 
 
-@pytest.mark.parametrize("name", ["ad-drop", "r-drop", "layerdrop"])
+@pytest.mark.parametrize("name", ["ad-drop", "r-drop", "layerdrop", "headmask importance", "scal attention"])
 def test_parameters_that_are_divided_train_as_whole_ones(name: str, one_process: None) -> None:
     models = fsdp_worker.divided("bert", 1), zoo.build("bert", dtype=torch.float64)
     found, expected = (fsdp_worker.train(model, "bert", TABLE[name], 0, 1) for model in models)

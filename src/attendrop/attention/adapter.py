@@ -26,7 +26,7 @@ from attendrop.attention.interface import (
 )
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.own_softmax import computes_softmax, follow
-from attendrop.attention.plan import PLAN_KEYWORD, BlockEdit, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, BlockEdit, Plan, carried_plan, keywords
 from attendrop.attention.tracing import Trace, example_inputs, trace, trace_cache
 from attendrop.errors import AttendropError
 from attendrop.support.models import model_inputs, named_outputs
@@ -163,7 +163,7 @@ class ModelAdapter:
             attached = nullcontext() if self._attached else self
             with attached, torch.no_grad(), forked_rng(self.model), evaluating(self.model):
                 cache.traces[key] = trace(
-                    self.model, cache.attention, lambda plan: self.model(**batch, **{PLAN_KEYWORD: plan})
+                    self.model, cache.attention, lambda plan: self.model(**batch, **keywords(plan))
                 )
         self._trace = cache.traces[key]
         return self.attention_layers
@@ -190,8 +190,8 @@ class ModelAdapter:
 
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
         """Run the model on ``batch``, with ``plan`` if there is one; the outputs have names."""
-        keywords = {} if plan is None else {PLAN_KEYWORD: self.bind(plan)}
-        return named_outputs(self.model(**model_inputs(batch), **keywords), batch)
+        bound = None if plan is None else self.bind(plan)
+        return named_outputs(self.model(**model_inputs(batch), **keywords(bound)), batch)
 
     def _follow_switches(self) -> None:
         """Route attention again if the model was switched to another implementation while attached."""
@@ -218,7 +218,8 @@ class ModelAdapter:
             stock = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                plan = kwargs.pop(PLAN_KEYWORD, None)
+                plan = carried_plan(kwargs)
+                kwargs.pop(PLAN_KEYWORD, None)
                 if plan is None and not self._in_progress and torch._C._current_graph_task_id() != -1:
                     raise AttendropError(
                         f"The layers of {type(self.model).__name__} run again in the backward pass, where what was "
@@ -280,7 +281,7 @@ class ModelAdapter:
 
         def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
             self._checkpoints.close()  # of a call that ended by a KeyboardInterrupt, after which torch calls no hook
-            self._in_progress = (kwargs.get(PLAN_KEYWORD),)
+            self._in_progress = (carried_plan(kwargs),)
             if self._takes_keyword:
                 return None
             within = partial(replaced_attribute, self, "_in_progress", self._in_progress)
@@ -299,7 +300,7 @@ class ModelAdapter:
         original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            plan: Plan | None = kwargs.get(PLAN_KEYWORD, self._plan)
+            plan = carried_plan(kwargs) or self._plan
             if plan is None or (block := plan.locate_block(module)) is None or (edit := plan.block(block)) is None:
                 return original(*args, **kwargs)
             if edit.skip:

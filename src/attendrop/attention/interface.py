@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from attendrop.attention.computation import follow
 from attendrop.attention.graphs import fits_a_graph, follow_in_graph
 from attendrop.attention.own_softmax import computes_softmax
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, carried_plan
 from attendrop.errors import AttendropError
 
 
@@ -164,8 +164,8 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         tensors = query, key, value, attention_mask
-        plan: Plan | None = kwargs.pop(PLAN_KEYWORD, None)
-        if plan is not None:
+        if (plan := carried_plan(kwargs)) is not None:
+            del kwargs[PLAN_KEYWORD]
             if base == "sdpa" and fits_a_graph(module, kwargs):
                 return follow_in_graph(plan, module, tensors, kwargs), None
             if (planned := _follow_outside(plan, module, tensors, kwargs, eager=base == "eager")) is not None:

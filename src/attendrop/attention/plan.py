@@ -458,3 +458,21 @@ class CombinedPlan(Plan):
         for plan in self.plans:
             features = plan.features(features)
         return features
+
+
+class _Carried:
+    """A plan among the keywords of a model: FSDP passes copies of dataclasses on to the model's modules."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+
+def keywords(plan: Plan | None) -> dict[str, Any]:
+    """Return the keywords with which a model is called under a plan, or under none."""
+    return {} if plan is None else {PLAN_KEYWORD: _Carried(plan)}
+
+
+def carried_plan(keywords: Mapping[str, Any]) -> Plan | None:
+    """Return the plan among keywords, in which it may also be as it is."""
+    found = keywords.get(PLAN_KEYWORD)
+    return found.plan if isinstance(found, _Carried) else found

@@ -24,7 +24,7 @@ from transformers import Cache
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.attention.interface import refuse_unsavable
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.plan import Plan, keywords
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import (
     Method,
@@ -456,7 +456,7 @@ class Regularization:
 
 def run_model(model: nn.Module, batch: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
     """Run a model that computes its own loss."""
-    return loss_and_outputs(model(**model_inputs(batch), **({} if plan is None else {PLAN_KEYWORD: plan})))
+    return loss_and_outputs(model(**model_inputs(batch), **keywords(plan)))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from attendrop.attention.hooks import evaluating, forked_rng
-from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.plan import Plan, keywords
 from attendrop.attribution.predictions import refuse_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
@@ -152,7 +152,7 @@ class TrainerLoss:
                     "The loss was computed from two calls of the model, but the method acts on one; compute it from "
                     "one, on all rows."
                 )
-            return None if plan is None else (args, {**kwargs, PLAN_KEYWORD: plan})
+            return None if plan is None else (args, kwargs | keywords(plan))
 
         def leave(_: nn.Module, args: Any, found: Any) -> None:
             if torch.is_grad_enabled() is with_gradients and calls == 1:
