@@ -30,13 +30,13 @@ JOBS = {
 }
 
 
-def divided(name: str, world: int, dtype: torch.dtype = torch.float64) -> Any:
-    """Make a model whose blocks, and the rest of it, are divided among so many processes."""
+def divided(name: str, world: int, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """Make a model whose blocks, and the rest of it, are divided among so many processes, with options of FSDP2."""
     model = zoo.build(name, dtype=dtype)
     mesh = init_device_mesh("cpu", (world,))
     for block in model.get_submodule(BLOCKS[name]):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
     return model
 
 

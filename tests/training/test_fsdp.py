@@ -14,6 +14,7 @@ from helpers.training import trainer_of
 from helpers.two_processes import in_two_processes, once
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import distribute_module
 
 from attendrop import ADDrop, AttendropError, Compose, Mixout, Vanilla, regularize
@@ -42,6 +43,13 @@ def test_parameters_that_are_divided_train_as_whole_ones(name: str, one_process:
     for ours, theirs in zip(found["gradients"], expected["gradients"], strict=True):
         zoo.assert_same(ours, theirs, 1e-12)
     assert found["logs"] == pytest.approx(expected["logs"])
+
+
+def test_plans_reach_the_model_in_its_mixed_precision(one_process: None) -> None:
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    models = fsdp_worker.divided("bert", 1, torch.float32, mp_policy=half), zoo.build("bert")
+    found, expected = (fsdp_worker.train(model, "bert", TABLE["hiddencut"], 0, 1)["logs"] for model in models)
+    assert found == pytest.approx(expected, rel=0.1) and expected["hiddencut/dropped"] > 0
 
 
 def test_what_needs_the_whole_model_is_refused(divided: Any, tmp_path: Path) -> None:
