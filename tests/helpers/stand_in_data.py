@@ -22,7 +22,14 @@ def write_stand_ins(folder: Path) -> Path:
         records = [json.dumps({"text": sentence(number), "label": ("neg", "pos")[number % 2]}) for number in numbers]
         _write(folder / "imdb" / f"{name}.jsonl", "\n".join(records))
         rows = [f"{sentence(number)},{('lost', 'stolen', 'late')[number % 3]}" for number in numbers]
-        _write(folder / "banking77" / f"{name}.csv", "\n".join(["text,category", *rows]))
+        intents = "\n".join(["text,category", *rows])
+        _write(folder / "banking77" / f"{name}.csv", intents)
+        # The first of the files that benchmarks/alike_rows.py and demonstration_draws.py make.
+        for place in {"train": ("nearest/5/1", "20-classes/1"), "test": ("20-classes/1-test",)}[name]:
+            _write(folder / "banking77" / f"{place}.csv", intents)
+        _write(folder / "1" / f"{name}.csv", intents.replace("text,category", "message,topic"))
+        pairs = [f"{sentence(number)},{sentence(number + 3)},{number % 2}" for number in numbers]
+        _write(folder / "paraphrases" / f"{name}.csv", "\n".join(["text,text_pair,label", *pairs]))
     _write_tags(folder)
     _write_questions(folder)
     _write_pairs(folder)

@@ -374,6 +374,14 @@ class RegularizedTrainer(Trainer):
         with checkpoints.reading(resume_from_checkpoint, "the weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        here, missing = self.model.state_dict(), {*load_result.missing_keys}  # type: ignore[union-attr]
+        loaded = {value.data_ptr() for name, value in here.items() if name not in missing}  # weights may be shared
+        missing = {name for name in missing if name not in here or here[name].data_ptr() not in loaded}
+        if missing - {*(getattr(self.model, "_keys_to_ignore_on_save", None) or ())} or load_result.unexpected_keys:
+            raise KeyError(f"the weights are those of another model: {load_result}")
+        super()._issue_warnings_after_load(load_result)
+
     def _load_best_model(self) -> None:
         best = str(self.state.best_model_checkpoint)
         checkpoints.refuse_pickled_weights(Path(best))
