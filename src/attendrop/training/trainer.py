@@ -375,6 +375,7 @@ class RegularizedTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse weights of another model, of which transformers only warns; called within what reads a checkpoint."""
         here, missing = self.model.state_dict(), {*load_result.missing_keys}  # type: ignore[union-attr]
         loaded = {value.data_ptr() for name, value in here.items() if name not in missing}  # weights may be shared
         missing = {name for name in missing if name not in here or here[name].data_ptr() not in loaded}
