@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.command_line import Captured
-from helpers.stand_in_data import write_stand_ins
+from helpers.stand_in_data import OTHER_ROWS, TRAIN_ROWS, write_stand_ins
 
 from attendrop import cli, load
 from attendrop.errors import AttendropError
@@ -123,7 +123,21 @@ def test_the_threshold_is_kept_predicted_with_and_told(
     assert "The threshold was chosen on these rows." in told and "most confident  confidence  accuracy" in told
     other = evaluate(run, Source(file=str(files / "told.csv")), report=True)["report"]["accept"]
     assert other["rows"] == 40 and not other["chosen_here"]
+    shorter = Source(file=str(files / "told.csv"), max_length=7)
+    assert "accept" not in evaluate(run, shorter, report=True)["report"]
     assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
+
+
+def test_neither_rows_that_were_trained_on_nor_the_same_text_twice_say_what_to_accept(files: Path) -> None:
+    """A text stays the same whatever another column says in front of it."""
+    for name, numbers in {"told": range(20), "scored": range(10, 30)}.items():
+        rows = [f"{n} {tiny.sentence(n)},{place},{n % 2}" for n in numbers for place in ("shop", "phone", name)]
+        (files / f"{name}.csv").write_text("\n".join(["text,place,label", *rows]) + "\n", encoding="utf-8")
+    options = {"train_file": str(files / "told.csv"), "eval_file": str(files / "scored.csv"), "accept": ACCEPT}
+    options |= {"text_columns": ("text",), "with_columns": ("place",), "method": "finetune"}
+    metrics = train(tiny.config(files, **options | LINEAR))
+    assert metrics["data"]["report"]["parts"]["dev"]["in_train"] == 30
+    assert metrics["row_scores"]["groups"] == 20 and metrics["accept"]["rows"] == 10
 
 
 @pytest.mark.parametrize(("how", "marked"), [(None, True), ("windows", True), ("head", False)])
@@ -145,8 +159,10 @@ def test_of_a_task_the_rows_that_chose_the_threshold_are_told(
     options = of_files | LINEAR | {"method": "finetune", "accept": ACCEPT, "test_fraction": fraction}
     train(tiny.config(files, task="mnli", **options))
     for source in (Source(), Source(task="mnli"), Source(split="dev_mismatched")):
-        found = evaluate(str(files / "run"), source, report=True)["report"]["accept"]
-        assert found["chosen_here"] == (not fraction and source.split is None)
+        found = evaluate(str(files / "run"), source, report=True)
+        held_out = bool(fraction) and source == Source()
+        assert found["rows"] == (fraction * TRAIN_ROWS if held_out else OTHER_ROWS)
+        assert found["report"]["accept"]["chosen_here"] == (held_out or (not fraction and source.split is None))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import tiny
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2ForSequenceClassification
+from transformers import GPT2Config, GPT2ForSequenceClassification, ModernBertConfig
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import encode_parts, resolve_run
@@ -74,6 +74,8 @@ def test_a_trained_head_is_kept(folder: Path) -> None:
     saved = load_file(folder / "run" / "model.safetensors")["mean_classifier.weight"]
     assert found is None and torch.equal(model.mean_classifier.weight, saved)
     assert model.config.classifier_pooling == "mean"
+    again = {"model": str(folder / "run"), "method": "finetune", "epochs": 1, "selection_fraction": 0.0}
+    assert train(tiny.config(folder, "again", **again))["training"]["head_init"] == "kept"
     with pytest.raises(AttendropError, match="'linear-probe' is not possible: the model has 0 new linear layers"):
         started(folder, model=str(folder / "run"), pooling="auto", head_init="linear-probe")
 
@@ -122,3 +124,5 @@ def test_models_of_sentences_are_read_as_they_were_trained(pooling: Any, expecte
     assert default_pooling(str(tmp_path)) == expected
     cls = bool(pooling.get("pooling_mode_cls_token")) and not pooling.get("pooling_mode_mean_tokens")
     assert (trained_pooling(str(tmp_path)) == "cls") is cls
+    if cls:  # whatever the class of transformers reads
+        assert default_pooling(str(tmp_path), ModernBertConfig(classifier_pooling="mean")) == "cls"

@@ -24,7 +24,7 @@ from helpers.command_line import Captured
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 import attendrop
-from attendrop import AttendropError, cli
+from attendrop import AttendropError, cli, load
 from attendrop.pruning.packed import PackedLayer
 from attendrop.randomness.device_path import few_kernels
 from attendrop.runs import inference
@@ -328,6 +328,15 @@ def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
     with (files / "train.csv").open("a") as file:
         file.write("the cat,a dog,yes\n")
     assert cli.main(asked) == 2 and "its held-out rows are no longer known" in capsys.readouterr().err
+
+
+def test_a_model_alone_knows_how_many_texts_it_reads(files: Path) -> None:
+    """As on the hub, where it is without its run."""
+    train(tiny.config(files, method="finetune", epochs=1, selection_fraction=0.0))
+    for name in ("run.json", "metrics.json"):
+        (files / "run" / name).unlink()
+    with pytest.raises(AttendropError, match="Text 0 has 1 text; the model reads 2 texts together, as a tuple"):
+        load(files / "run").predict(["the cat sees a dog"])
 
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]

@@ -107,11 +107,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_of_three_classes_is_scored_on_two_and_by_group(folder: Path) -> None:
-    found = evaluate(str(folder / "run"), Source(task="hans", data_dir=str(folder), device="cpu"))
+    found = evaluate(str(folder / "run"), Source(task="hans", data_dir=str(folder), device="cpu"), report=True)
     groups = found["groups"]["heuristic"]
     assert {name: group["rows"] for name, group in groups.items()} == {"subsequence": 4, "constituent": 8}
     assert found["score"] == pytest.approx(sum(group["rows"] * group["accuracy"] for group in groups.values()) / 12)
     assert found["predicted"].keys() <= {"entailment", "non-entailment"}
+    read = {f"{tiny.sentence(n)} | {tiny.sentence(n + 3)}": ("non-" * (n % 3 > 0)) + "entailment" for n in range(24)}
+    nearest = [error["nearest"] for error in found["report"]["errors"]]
+    assert nearest and all(each["class"] == read[each["text"]] for each in nearest)
 
 
 # Windows of long texts ------------------------------------------------------------------------------------------------

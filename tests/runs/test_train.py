@@ -243,6 +243,17 @@ def test_probabilities_change_and_predictions_stay(files: Path, caplog: pytest.L
     torch.testing.assert_close(after * found["temperature"], before, rtol=1e-3, atol=1e-4)
 
 
+def test_what_is_said_of_the_rows_holds_for_all_that_the_model_is_trained_on(files: Path) -> None:
+    """Those that were held out first, too."""
+    options = {"method": "finetune", "selection_fraction": 0.3, "refit": True, "epochs": 1}
+    metrics = train(tiny.config(files, eval_file=str(files / "train.csv"), **options))
+    assert metrics["data"]["report"]["parts"]["dev"]["in_train"] == 40
+    assert "Rows: 40 train, 40 dev." in (files / "run" / "README.md").read_text(encoding="utf-8")
+    reports = metrics["report"], evaluate(str(files / "run"), Source(), report=True)["report"]
+    assert all(error["nearest"]["text"] == error["text"] for report in reports for error in report["errors"])
+    assert reports[0]["errors"] == reports[1]["errors"] != []
+
+
 # Metric, class weights, logs -----------------------------------------------------------------------------------------
 
 

@@ -529,9 +529,10 @@ class RunConfig:
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
 
-    def read_by(self) -> dict[str, Any]:
-        """Return the options by which a model reads rows, for its configuration."""
-        return {name: value for name, value in self.as_dict().items() if name in READ_BY and value}
+    def read_by(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the options by which a model reads rows, for its configuration; with the columns of several texts."""
+        found = {name: value for name, value in self.as_dict().items() if name in READ_BY and value}
+        return found | ({"text_columns": list(texts)} if len(texts) > 1 else {})
 
 
 def refuse_options_of_files(options: Any, refused: Sequence[str] = OF_FILES) -> None:

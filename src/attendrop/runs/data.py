@@ -35,7 +35,7 @@ from attendrop.support.files import known_sha256
 from attendrop.tasks import class_names
 from attendrop.tasks.base import Task, TaskData, encode, with_others
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
-from attendrop.tasks.metrics import data_digest, with_metric
+from attendrop.tasks.metrics import data_digest, texts_alone, with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
@@ -271,6 +271,7 @@ def data_report(
     task_type = data.task.type
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
     texts = {name: [tuple(map(plain, text)) for text in task_type.texts(rows)] for name, rows in parts.named.items()}
+    known = set(texts_alone(parts.train, data.task))
     described: dict[str, dict[str, Any]] = {}
     for name, rows in parts.named.items():
         columns = columns_of(encoded.named[name])
@@ -292,8 +293,7 @@ def data_report(
         if task_type.unknown_names:
             described[name]["unknown_labels"] = task_type.unknown_counts(rows["label"][:])
         if name != "train":
-            known = set(texts["train"])
-            described[name]["in_train"] = sum(text in known for text in texts[name])
+            described[name]["in_train"] = sum(text in known for text in texts_alone(rows, data.task))
     labels_of, first = defaultdict[tuple[str, ...], list[Any]](list), dict[str, str]()
     for text, label in zip(texts["train"], parts.train["label"][:], strict=True):
         labels_of[text].append(label)

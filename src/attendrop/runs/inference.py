@@ -69,11 +69,13 @@ from attendrop.tasks.tokenization import (
 )
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import FIRST_TOKEN, MODELING_FILE
+from attendrop.tasks.types.token_classification import rows_without_end
 from attendrop.wording import counted
 
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
 _WEIGHTS = "baseline.safetensors"
 _UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
+_CUT = "%d of %d rows are too long: nothing is predicted for their last words; raise max-length if the model allows it."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
 _WORD = re.compile(r"\w")
 _TERMS: tuple[dict[str, Any], ...] = (
@@ -366,18 +368,29 @@ class RunModel:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
-        unknown = 0
+        unknown = cut = 0
         for start in range(0, len(rows), CHUNK_ROWS):
             some = read[start : start + CHUNK_ROWS]
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
             encoded, outputs = self.outputs(columns, task, Source())
-            outputs, unknown = reads.checked(outputs), unknown + unknown_rows(encoded, self.tokenizer)
+            unknown, cut = unknown + unknown_rows(encoded, self.tokenizer), cut + rows_without_end(encoded)
+            outputs = reads.checked(outputs)
             answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
             found += with_acceptance(answers, outputs, self.accept)
         if unknown:
             logger.warning(_UNKNOWN, unknown, len(rows))
+        if cut:
+            logger.warning(_CUT, cut, len(rows))
         return found if probabilities else [row[reads.answer_column] for row in found]
+
+    def accept_for(self, source: Source) -> dict[str, Any] | None:
+        """Return which answers to accept; None, with a warning, where rows are read unlike those that said it."""
+        trained = {"max_length": self.options.get("max_length"), "long_texts": self.options.get("long_texts") or HEAD}
+        if self.accept is None or all(getattr(source, name) in (None, trained[name]) for name in trained):
+            return self.accept
+        logger.warning("Which answers to accept is known for the run's max-length and long-texts only: none is marked.")
+        return None
 
     def text_columns(self) -> tuple[str, ...]:
         """Return the text columns that the model was trained on; empty if unknown."""
@@ -533,16 +546,23 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         train = None
         try:
             if "model" in model.options:
+                decided = (run_folder.read_run(Path(model.folder)) or {}).get("decided") or {}
+                fraction = 0.0 if decided.get("refit") else decided.get("selection_fraction", 0.0)
                 config = run_folder.config_of_run(model.folder, model.options)
+                config = config.filled(selection_fraction=fraction, refit=False, patience=None)
                 train = divide(config, load_data(config)).real.train
+                if rows.reading is not None:
+                    classes = [rows.reading[label] for label in train["label"][:]]
+                    train = train.remove_columns("label").add_column("label", classes)
         except (AttendropError, OSError):
             logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
-        if found["report"] is not None and model.accept is not None and rows.reading is None:
+        if found["report"] is not None and (accept := model.accept_for(source)) is not None and rows.reading is None:
             task = model.options.get("task")  # whose test fraction is none of its splits
-            here = source.task in (None, task) and rows.split == "dev" and not (task and model.options["test_fraction"])
+            divided = task and model.options["test_fraction"] and (source.task or source.split)
+            here = source.task in (None, task) and rows.split == "dev" and not divided
             chosen_here = here if source.file is None else is_file("eval_file")
-            found["report"]["accept"] = accepted_share(every, labels, model.accept) | {"chosen_here": chosen_here}
+            found["report"]["accept"] = accepted_share(every, labels, accept) | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
     return found
@@ -576,12 +596,7 @@ def predict(
     _check_outputs(run_dir, source, *([] if output == STDIN else [output]))
     model = load_run(run_dir, source.task_options)
     rows = _open_rows(model, source, "test")
-    accept = model.accept if rows.reading is None else None
-    cut = {"max_length": source.max_length, "long_texts": source.long_texts}
-    trained = {"max_length": model.options.get("max_length"), "long_texts": model.options.get("long_texts") or HEAD}
-    if accept is not None and any(value not in (None, trained[name]) for name, value in cut.items()):
-        logger.warning("Which answers to accept is known for the run's max-length and long-texts only: none is marked.")
-        accept = None
+    accept = model.accept_for(source) if rows.reading is None else None
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
         escape_formulas=escape_formulas, bad=rows.bad, accept=accept,
@@ -638,7 +653,7 @@ class _Rows:
             AttendropError: Rows have no labels, though they are to be ``labelled``, or none has a token that the model
                 knows.
         """
-        unknown, last_line = 0, time.monotonic()
+        unknown, cut, last_line = 0, 0, time.monotonic()
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
             device = compute_device(source.device)
             # Scores, and the least confidence of an answer that is accepted, are of full precision.
@@ -659,12 +674,14 @@ class _Rows:
             if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
                 logger.info("%s rows done%s", f"{self.done:,}", "." if self.total is None else f" of {self.total:,}.")
-            unknown += unknown_rows(encoded, model.tokenizer)
+            unknown, cut = unknown + unknown_rows(encoded, model.tokenizer), cut + rows_without_end(encoded)
             yield chunk, encoded, read_as(outputs, self.reading, len(self.task.type.output_names))
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if unknown:  # as in large files
             logger.warning(_UNKNOWN, unknown, self.done)
+        if cut:
+            logger.warning(_CUT, cut, self.done)
         skipped, file = self.bad.skipped, source.skipped_file
         if skipped:
             if file is not None:
@@ -685,6 +702,8 @@ def _described(model: RunModel, rows: _Rows) -> dict[str, Any]:
 def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     """Open the rows of a source, by default those of the run's task, evaluation file or held-out rows."""
     task = source.task or (model.options.get("task") if source.file is None else None)
+    if split == "dev" and source.split is None and source.task is None and model.options.get("test_fraction"):
+        task = None  # a part of the training rows
     file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)
     part: Dataset | None = None
     if task is not None:
@@ -715,7 +734,9 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and "model" in model.options:
         lost = "its held-out rows are no longer known; give --eval-file."
-        run = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost)
+        of_task = model.options.get("task")
+        moved = {} if of_task is None else {"data_dir": _data_dir(model.options, source, of_task)}
+        run = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost, **moved)
         part = run.parts.report.get("dev")
         if part is None and not run.config.refit:
             split, part = "selection", run.parts.selection

@@ -126,7 +126,8 @@ def _data(metrics: Mapping[str, Any]) -> str:
     """Describe the data: what the model was trained on, what it was scored on, and the rows of each part."""
     scored = ", ".join(file.name for file in files_of(metrics["config"]["eval_file"] or ""))
     scored = f"; scored on {in_markdown(scored)}" if scored else ""
-    rows = ", ".join(f"{count} {part}" for part, count in metrics["data"]["rows"].items())
+    again = "selection" if metrics.get("selection") else None  # rows that were trained on in the end
+    rows = ", ".join(f"{count} {part}" for part, count in metrics["data"]["rows"].items() if part != again)
     return f"Trained on {_data_name(metrics)}{scored}. Rows: {rows}."
 
 

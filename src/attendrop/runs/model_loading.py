@@ -178,15 +178,15 @@ def _check_folder(name: str) -> None:
 
 
 def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
-    """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
+    """Return what a classifier of a model reads by default, ``"mean"`` or ``"cls"``.
 
-    Its configuration (None: to be loaded) says so of one that was fine-tuned with the mean, see also
-    :func:`trained_pooling`. Otherwise ``"cls"``: what the class of transformers reads.
+    By :func:`trained_pooling` if the files of an encoder say it, otherwise by its configuration (None: to be loaded):
+    what one was fine-tuned with, or what the class of transformers reads.
     """
     config = load_config(name) if config is None else config
     if name not in ("minilm", MINILM_HUB_ID) and not is_encoder(config):
         return pooling_of(config)
-    return "mean" if trained_pooling(name) == "mean" else pooling_of(config)
+    return trained_pooling(name) or pooling_of(config)
 
 
 def trained_pooling(name: str) -> str | None:

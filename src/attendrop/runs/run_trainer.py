@@ -46,8 +46,7 @@ from attendrop.support.files import finite, first_line
 from attendrop.support.models import compute_device, named_outputs, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, choose_threshold, error_analysis
-from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores
-from attendrop.tasks.splits import groups_of
+from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores, texts_alone, units_of
 from attendrop.tasks.tokenization import columns_of, texts_of
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.training.checkpoints import reading
@@ -119,11 +118,13 @@ class RunTrainer(RegularizedTrainer):
     compared with columns of the rows that the trainer does not see.
 
     Attributes:
-        head_init: How the head started, see :func:`attendrop.runs.train.init_head`; None: at random.
+        head_init: How the head started, see :func:`attendrop.runs.train.init_head`; None: at random, or as it was.
+        head_is_new: Whether the model came without a head for the task.
         meter: The callback of the run, which measures its time.
     """
 
     head_init: dict[str, Any] | None = None
+    head_is_new = True
     meter: RunCallback
 
     def __init__(self, *args: Any, task_type: TaskType, **kwargs: Any) -> None:
@@ -287,15 +288,22 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
 
 
 def set_scores(
-    run: ResolvedRun, name: str, outputs: Array, references: Array, train_references: Array | None = None
+    run: ResolvedRun,
+    name: str,
+    outputs: Array,
+    references: Array,
+    train_references: Array | None = None,
+    *,
+    train: Dataset | None = None,
 ) -> dict[str, Any]:
-    """Score outputs for a set of a run.
+    """Score outputs for a set of a run, of a model of the rows ``train``, by default those of the run.
 
     Returns:
         JSON values: ``scores`` by all metrics of the task; ``baseline``, the ``answer`` and ``scores`` of a constant
         prediction, None without ``train_references``; ``predicted``, the number of predictions of each class; ``rows``.
         For "dev" and "ood" also ``by_row``, the score of the task's metric divided among the rows, their
-        ``predictions``, and the ``report`` of errors; for "dev" the least confidence to ``accept``, if asked for.
+        ``predictions``, and the ``report`` of errors; for "dev" the least confidence to ``accept``, if asked for, by
+        the rows whose text is not in ``train``.
     """
     task, task_type = run.task, run.task.type
     constant = None if train_references is None else constant_scores(task, train_references, references)
@@ -306,14 +314,16 @@ def set_scores(
         "rows": len(references),
     }
     if name in _ROWS_KEPT:
-        rows = run.parts.report[name]
+        rows, train = run.parts.report[name], run.parts.real.train if train is None else train
         by_row = row_scores(task, outputs, references, rows)
         found["by_row"] = None if by_row is None else by_row.as_dict()
         found["predictions"] = task_type.decode(task_type.checked(outputs))
-        found["report"] = error_analysis(task, outputs, references, rows, run.parts.real.train)
+        found["report"] = error_analysis(task, outputs, references, rows, train)
         if name == "dev" and run.config.accept is not None:
-            groups = groups_of(rows, task)
-            found["accept"] = choose_threshold(task_type.checked(outputs), references, run.config.accept, groups)
+            known, units = set(texts_alone(train, task)), units_of(rows, task)
+            new = [row for row, text in enumerate(texts_alone(rows, task)) if text not in known]
+            groups, of_new = [units[row] for row in new], task_type.checked(outputs)[new]
+            found["accept"] = choose_threshold(of_new, references[new], run.config.accept, groups)
     return found
 
 
@@ -464,7 +474,7 @@ def run_metrics(
     if config.rewarded_on == "split" and final.parts.reward is not None:
         rows["reward"] = len(final.parts.reward)
     selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
-    started = "random" if trainer.head_init is None else "linear-probe"
+    started = "linear-probe" if trainer.head_init is not None else "random" if trainer.head_is_new else "kept"
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
     if "unlabelled" in found["data"]:
         found["data"]["unlabelled"] |= (trainer.head_init or {}).get("unlabelled") or {"used": False}
@@ -490,7 +500,7 @@ def run_metrics(
         "history": history,
         "dropout_steps": method.dropout_steps(state.log_history),
         "training": {name: getattr(config, name) for name in DECIDED}
-        | {"head_init": None if run.task.type.generates and started == "random" else started},
+        | {"head_init": None if run.task.type.generates else started},
         "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": state.global_step,
         "planned_steps": state.max_steps,

@@ -134,9 +134,14 @@ def _train(
     loaded = load_model(run)
     encoded = data.encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
-    report = data.data_report(run.data, run.parts.real, encoded.real, loaded.tokenizer, config.max_length)
+    # Of the rows that the model that is kept is trained on.
+    whole, encoded_whole = run, encoded
+    if run.config.refit:
+        whole = run.on_all_rows()
+        encoded_whole = data.encode_parts(whole.config, run.task, whole.parts, loaded.tokenizer)
+    report = data.data_report(run.data, whole.parts.real, encoded_whole.real, loaded.tokenizer, config.max_length)
     logger.info("%s", data.report_table(report, run.task.type))
-    of_names = run.parts.train["label"][len(run.parts.real.train) :]
+    of_names = whole.parts.train["label"][len(whole.parts.real.train) :]
     for warning in data.report_warnings(report, run.task.type, of_names):
         logger.warning("%s", warning)
     if not begun and is_main_process():
@@ -164,8 +169,7 @@ def _train(
         seconds_before = float(selected["seconds"])
     # The training whose model is kept.
     if selected is not None:
-        final = run.on_all_rows(selected["planned_steps"])
-        encoded = data.encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
+        final, encoded = run.on_all_rows(selected["planned_steps"]), encoded_whole
         trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
         logger.info("Training again on all %s, for %s.", trained_on, steps)
     trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
@@ -179,7 +183,7 @@ def _train(
         divide_logits(trainer.accelerator.unwrap_model(trainer.model), temperature)
         logger.info("Logits are divided by %.2f, a temperature fitted on held-out rows.", temperature)
     # Score it, and write the results.
-    scores = run_trainer.score_model(run, trainer, encoded, selected)
+    scores = run_trainer.score_model(final, trainer, encoded, selected)
     metrics = run_trainer.run_metrics(run, final, trainer, encoded, scores, selected)
     announce_scores(scores, metrics["train_fit"])
     if config.accept is not None:
@@ -280,7 +284,7 @@ def fit(
         task_type=task.type,
         callbacks=[*own, *callbacks],
     )
-    trainer.head_init, trainer.meter = head_init, meter
+    trainer.head_init, trainer.head_is_new, trainer.meter = head_init, bool(loaded.new), meter
     trainer.has_stopped = checkpoint is not None and run_trainer.has_stopped(config, checkpoint, stop_after)
     if config.max_steps == 0:
         note()
@@ -331,7 +335,7 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     tokenizer: Any = trainer.processing_class
     model = trainer.accelerator.unwrap_model(trainer.model)
     inner = transformers_model(model)
-    setattr(inner.config, AS_TRAINED, run.given.read_by())
+    setattr(inner.config, AS_TRAINED, run.given.read_by(run.task.text_columns))
     stock = not isinstance(inner, MeanPooling)
     adapter = has_adapter(model) and stock and pooling_of(inner.config) == pooling_of(load_config(run.config.model))
     if adapter:

@@ -101,14 +101,16 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         # Fit and score it.
         if name == MAJORITY:  # whose answer says what the data have most of
             run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))
-        parts, baseline, own, selection_score = run.parts, _Baseline(run, name), run.parts.train, None
+        parts, baseline, selection_score = run.parts, _Baseline(run, name), None
+        own, real = parts.train, parts.real.train
         if parts.selection is not None and run.config.protocol != "paper":
-            own = concatenate_datasets([parts.train, parts.selection])
+            own, real = (concatenate_datasets([rows, parts.selection]) for rows in (own, real))
         before = time.monotonic()
         model, predict, decision = baseline.fit(own)
         seconds = time.monotonic() - before
         scores = {
-            part: set_scores(run, part, predict(rows), baseline.references(rows)) for part, rows in parts.report.items()
+            part: set_scores(run, part, predict(rows), baseline.references(rows), train=real)
+            for part, rows in parts.report.items()
         }
         if parts.selection is not None:
             outputs = baseline.fit(parts.train)[1](parts.selection)
@@ -122,7 +124,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         if keep_model:
             own = load_config(run.config.model)
             run.task.type.configure(own)
-            setattr(own, AS_TRAINED, run.given.read_by())
+            setattr(own, AS_TRAINED, run.given.read_by(run.task.text_columns))
             model.save(place, own)
             write_text(place / CARD, baseline_card(metrics, run.task.type))
         if "dev" in scores and scores["dev"]["predictions"] is not None:

@@ -26,7 +26,7 @@ from attendrop.studies import FROZEN
 from attendrop.studies.answer import DECIMALS, ERROR_MARGIN, MethodRow, ends, number, p_text, signed
 from attendrop.studies.baselines import defined_for
 from attendrop.studies.statistics import ALPHA, Estimate, holm
-from attendrop.tasks.base import Task, encode
+from attendrop.tasks.base import Task, encode, with_others
 from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
 from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, document_means, of_documents
@@ -180,7 +180,7 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
             "one by model."
         )
     real, rows, scored, left_out = found.real.train, found.train, list[tuple[MethodRow, ScreenedEncoder]](), []
-    groups = np.array(groups_of(real, task))
+    groups = np.array(groups_of(with_others(real, joined=False), task))
     if groups.max(initial=0) == 0:
         raise AttendropError(f"{counted(len(real), 'row')} of one text or group cannot be held out; omit models.")
     for name in models:  # a mistake in a name is told before the others are read

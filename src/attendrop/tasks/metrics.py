@@ -20,6 +20,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import OTHERS, Task, with_others
 from attendrop.tasks.splits import GROUP, given_groups, groups_of, merged, numbered
+from attendrop.tasks.table import plain
 from attendrop.tasks.types.base import Array, TaskType, row_array
 
 # File of a scored run beside metrics.json.
@@ -201,9 +202,8 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     Tibshirani, 1993, chapter 11): their mean is the score up to the jackknife's correction of bias, and their variance,
     divided by B, that of the score.
 
-    Rows belong together by :func:`attendrop.tasks.splits.groups_of`, or if they share their longest text, such as the
-    questions about one paragraph. Those of running text, whose neighbours are alike (``TaskType.in_sequence``), are
-    divided into consecutive blocks, unless their groups are given.
+    Rows belong together by :func:`units_of`. Those of running text, whose neighbours are alike
+    (``TaskType.in_sequence``), are divided into consecutive blocks, unless their groups are given.
 
     Outputs and references have one entry for each of the rows, which are as they were loaded. Returns None if there are
     fewer than two independent blocks.
@@ -218,9 +218,7 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     elif task_type.in_sequence:
         blocks = np.array(numbered(given_groups(rows)))
     else:
-        columns = [column for column in zip(*task_type.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
-        longest = max(columns, key=lambda column: sum(map(len, column))) if columns else range(count)
-        blocks = np.array(merged(longest, groups_of(rows, task)))
+        blocks = np.array(units_of(rows, task))
     number = int(blocks.max(initial=-1)) + 1
     if number < 2:
         return None
@@ -244,6 +242,23 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
         without = np.array([score_of(each) for each in sums.sum(axis=0) - sums])
     without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
     return RowScores(number * score - (number - 1) * without, count, data, groups=groups)
+
+
+def units_of(rows: Dataset, task: Task) -> list[int]:
+    """Number the groups of rows that belong together, from 0.
+
+    They do by :func:`attendrop.tasks.splits.groups_of`, or if they share their longest text, such as the questions
+    about one paragraph. What other columns say in front of a text does not count.
+    """
+    rows = with_others(rows, joined=False)
+    columns = [column for column in zip(*task.type.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
+    longest = max(columns, key=lambda column: sum(map(len, column))) if columns else range(len(rows))
+    return merged(longest, groups_of(rows, task))
+
+
+def texts_alone(rows: Dataset, task: Task) -> list[tuple[str, ...]]:
+    """Return the plain texts of rows, as they are looked for in others, without what other columns say in front."""
+    return [tuple(map(plain, text)) for text in task.type.texts(with_others(rows, joined=False))]
 
 
 def write_predictions(path: Path, predictions: Sequence[Any]) -> None:
