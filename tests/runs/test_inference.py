@@ -139,6 +139,18 @@ def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_othe
     assert not (tmp_path / "none.csv").exists()
 
 
+def test_rows_that_are_cut_are_counted_and_a_model_trains_on_after_predicting(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = ["the cat sees a dog " * 20, "the cat sees", "a dog " * 40]
+    source, told = write_texts(tmp_path / "in.csv", texts), "2 of 3 rows have more tokens than are read (max-length)"
+    predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
+    evaluate(str(runs / "single"), source)
+    model = attendrop.load(runs / "single").train()
+    model.predict(texts)
+    assert caplog.text.count(told) == 3 and model.training
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_line_ends_in_labels_do_not_end_a_row(tmp_path: Path, suffix: str) -> None:
     labels, output = ("O", "a\rb", "a\nb", "a\r\nb", "a\tb"), tmp_path / f"out.{suffix}"

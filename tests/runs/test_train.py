@@ -257,7 +257,10 @@ def test_what_is_said_of_the_rows_holds_for_all_that_the_model_is_trained_on(fil
 # Metric, class weights, logs -----------------------------------------------------------------------------------------
 
 
-def test_metric_of_ones_choice_selects_and_is_reported(folder: Path) -> None:
+def test_metric_of_ones_choice_selects_and_is_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "attendrop")
+    train(tiny.config(folder, "of one", metric="f1", method="finetune", epochs=1))
+    assert "f1 is that of the class 'yes', the second of two." in caplog.text
     metrics = train(tiny.config(folder, "metric", metric="macro-f1", method="finetune"))
     assert metrics["metric"] == "f1_macro" and next(iter(metrics["all_scores"]["dev"])) == "f1_macro"
     assert metrics["selection_score"] == max(entry["selection"]["f1_macro"] for entry in metrics["history"])

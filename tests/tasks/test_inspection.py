@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command_line import Captured
 
+from attendrop import cli
 from attendrop.cli.inspect import announce_files
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
@@ -297,6 +299,61 @@ def test_rows_that_an_annotator_rejected(tmp_path: Path) -> None:
     assert inspect_files(file, label_column="accept").labels == {"bug": 12}
     file.write_text("".join(json.dumps({"text": TEXTS[0], "meta": {"score": n / 9}} | bug) + "\n" for n in range(9)))
     assert inspect_files(file).label_candidates == ["meta.score", "accept"]  # the score was the label
+
+
+def test_numbers_to_predict_and_many_classes_are_candidates_beside_few_values(tmp_path: Path) -> None:
+    """The column with few values was the label, without a word; numbers that all differ were ids."""
+    file, texts = tmp_path / "a.csv", [f"{TEXTS[n % 3]} {n}" for n in range(60)]
+    for others, found in {
+        "place,likeness": ["likeness", "place"],
+        "likeness,place": ["place", "likeness"],
+        "product,place": ["place", "product"],
+        "serial,place": ["place"],
+        "channel,likeness": ["likeness"],
+    }.items():
+        columns = {"place": "abc", "channel": "xy", "likeness": [n / 8 for n in range(60)]}
+        columns |= {"serial": [f"s{n}" for n in range(60)], "product": [f"p{n // 2}" for n in range(60)]}
+        values = [columns[name] for name in others.split(",")]
+        lines = [",".join([text, *(str(each[n % len(each)]) for each in values)]) for n, text in enumerate(texts)]
+        file.write_text("\n".join([f"text,{others}", *lines]))
+        assert inspect_files(file).label_candidates == found
+
+
+def test_lists_of_one_name_each_are_classes(tmp_path: Path) -> None:
+    """Several labels, each predicted independently, would mostly be none."""
+    file, dev = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    rows = [{"text": f"{TEXTS[n % 3]} {n}", "label": ["late" if n % 2 else "broken"]} for n in range(12)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = inspect_files(file)
+    assert found.label_type == "class" and found.labels == {"broken": 6, "late": 6}
+    with pytest.warns(UserWarning, match="column 'label': each row has one label, in a list, and they are read as"):
+        assert load_files(train_file=str(file), **GIVEN).splits["train"]["label"][:] == [0, 1] * 6
+    for other in (["late", "broken"], []):
+        dev.write_text(json.dumps({"text": "it came", "label": other}))
+        assert inspect_files(file, dev).label_type == "labels"
+
+
+def test_a_column_that_is_the_label_in_other_words_is_not_proposed(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "a.csv"
+    lines = [f"{TEXTS[n % 3]} {n},{'abc'[n % 3]},{n % 3},{'xy'[n // 3 % 2]}" for n in range(24)]
+    file.write_text("\n".join(["text,label,code,place", *lines]))
+    assert cli.main(["inspect", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "With --with-columns place," in told
+    assert "Each value of 'code' is of one label: it may be the label in other words." in told
+    with pytest.warns(UserWarning, match="each value of 'code' in .*a.csv is of one label"):
+        load_files(train_file=str(file), **GIVEN, with_columns=["code", "place"])
+
+
+def test_what_are_no_numbers_yet_is_not_proposed_as_classes(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text,score\n" + "".join(f'{TEXTS[n % 3]} {n},"{n},5"\n' for n in range(12)))
+    assert cli.main(["inspect", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "Write the labels as numbers first." in told and "--label-type class\n" not in told
+    file.write_text("text,score\n" + "".join(f"{TEXTS[n % 3]} {n},{'inf' if n == 3 else n / 8}\n" for n in range(12)))
+    assert cli.main(["inspect", str(file)]) == 0
+    assert "--label-type number --skip-bad-rows" in capsys.readouterr().out
 
 
 ORDINARY: dict[str, list[Any]] = {

@@ -147,6 +147,9 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
     assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
     _, outputs = TWO_CLASSES.type.constant_answer(np.array([0, 1, 1]), np.zeros(2)) or ("", np.zeros(0))
     assert np.exp(outputs[1]) / np.exp(outputs[1]).sum() == pytest.approx([2 / 5, 3 / 5])  # smoothed frequencies
+    several = MultiLabel(("a", "b", "c"))
+    shown = [several.constant_answer(np.array(rows), np.zeros(1))[0] for rows in ([[1, 0, 0], [0, 1, 0]], [[1, 1, 0]])]
+    assert shown == ["a", "a, b"]  # of labels that are as frequent, one
     answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([1.5, 3.5])) or ("", {})
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 2.0)
 

@@ -208,6 +208,7 @@ def test_what_is_no_table_in_a_workbook_is_refused() -> None:
     hidden = book.create_sheet("lists", 0)  # as spreadsheets keep the choices of a cell
     hidden.append(["x"])
     hidden.sheet_state = "hidden"
+    book.create_sheet("about", 0).append(["made in May"])
     book.save("c.xlsx")
     assert rows(read_table("c.xlsx")) == [("one",)]
 

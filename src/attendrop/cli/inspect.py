@@ -11,8 +11,8 @@ from attendrop.cli.app import Json, app, path_argument, run_option, show
 from attendrop.errors import printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
-from attendrop.tasks.inspection import DATE, SOURCE, TEXT, Inspection, check_files, inspect_files
-from attendrop.tasks.table import count_words, may_be_missing
+from attendrop.tasks.inspection import DATE, SOURCE, TEXT, Inspection, check_files, inspect_files, tells_label
+from attendrop.tasks.table import count_words, may_be_missing, number_form
 from attendrop.wording import aligned, counted, names_of
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         return ["No column looks like labels; name it with --label-column."]
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
+    if found.unclear and 2 * sum(number_form(label) == "notation" for label in found.labels) > len(found.labels):
+        return ["Write the labels as numbers first."]
     words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
     words += ["--text-columns", joined_names(found.text_columns), "--label-column", found.label_column]
     if typed or found.unclear or found.label_type == "labels":
@@ -115,6 +117,9 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     few = [each.name for each in found.columns if each.role in (SOURCE, "") and 2 <= each.distinct <= _FEW_VALUES]
     groups = [each.name for each in found.group_columns]
     few = [name for name in few if name not in (*groups, *found.label_candidates)]
+    told = [name for name in few if tells_label(found.table.column(name), found.written_labels)]
+    lines += [f"Each value of {name!r} is of one label: it may be the label in other words." for name in told]
+    few = [name for name in few if name not in told]
     if few and found.label_type in ("class", "labels", "number"):
         columns = shlex.quote(joined_names(few))
         lines.append(

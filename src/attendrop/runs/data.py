@@ -33,13 +33,13 @@ from attendrop.runs.model_loading import default_pooling, load_config, refuse_un
 from attendrop.runs.run_folder import number_of_processes
 from attendrop.support.files import known_sha256
 from attendrop.tasks import class_names
-from attendrop.tasks.base import Task, TaskData, encode, with_others
+from attendrop.tasks.base import Task, TaskData, encode, truncated_rows, with_others
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
 from attendrop.tasks.metrics import data_digest, texts_alone, with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
-from attendrop.tasks.tokenization import LONG_TEXTS, columns_of, of_documents, texts_of, unknown_rows
+from attendrop.tasks.tokenization import LONG_TEXTS, columns_of, texts_of, unknown_rows
 from attendrop.tasks.types.base import TaskType
 from attendrop.wording import NAMES_LEFT, aligned, counted, counts_of, names_of
 
@@ -70,8 +70,6 @@ _TREATED = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), stri
 _UNSCORED = ("train", "reward")
 # Up to this many classes are listed in tables, and named in warnings.
 _MOST_LISTED, _SHOWN, _ONE = 12, 10, {"classes": "class", "labels": "label"}
-# Rows that are tokenised together, where only their lengths are kept: a token takes 120 bytes until then.
-_AT_A_TIME = 1000
 _MOST_PAIRS = 5  # of similar classes that are named
 # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
 ALIKE = 0.15
@@ -275,14 +273,10 @@ def data_report(
     described: dict[str, dict[str, Any]] = {}
     for name, rows in parts.named.items():
         columns = columns_of(encoded.named[name])
-        full = [row for row, length in enumerate(of_documents(columns["length"], columns)) if length >= limit]
-        some = rows.select(full).iter(_AT_A_TIME)
-        whole = (length for each in some for length in task_type.lengths(task_type.tokenize(each, tokenizer, None)))
-        truncated = sum(length > limit for length in whole)
         described[name] = {
             "rows": len(rows),
             **task_type.describe_labels(rows),
-            "truncated": truncated,
+            "truncated": truncated_rows(columns_of(rows), columns, data.task, tokenizer, limit),
             "unknown": unknown_rows(columns, tokenizer),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }

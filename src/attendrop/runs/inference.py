@@ -42,7 +42,7 @@ from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
-from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model
+from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model, truncated_rows
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
 from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
@@ -69,13 +69,12 @@ from attendrop.tasks.tokenization import (
 )
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import FIRST_TOKEN, MODELING_FILE
-from attendrop.tasks.types.token_classification import rows_without_end
 from attendrop.wording import counted
 
 _SECONDS_BETWEEN_LINES = 10.0  # of progress
 _WEIGHTS = "baseline.safetensors"
 _UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
-_CUT = "%d of %d rows are too long: nothing is predicted for their last words; raise max-length if the model allows it."
+_CUT = "%d of %d rows have more tokens than are read (max-length): the rest of their text does not count."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
 _WORD = re.compile(r"\w")
 _TERMS: tuple[dict[str, Any], ...] = (
@@ -332,17 +331,22 @@ class RunModel:
     options: dict[str, Any]
     accept: dict[str, Any] | None = None
 
-    def outputs(self, columns: dict[str, list[Any]], task: Task, source: Source) -> tuple[dict[str, list[Any]], Array]:
-        """Encode rows as the run did, but for what the source says; return them with one output for each."""
+    def outputs(
+        self, columns: dict[str, list[Any]], task: Task, source: Source
+    ) -> tuple[dict[str, list[Any]], Array, int]:
+        """Encode rows as the run did, but for what the source says; return them with outputs, and how many are cut."""
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
         limit = self.task_type.length_limit(self.tokenizer, wanted, columns)
         encoded = encode_columns(columns, task, self.tokenizer, limit)
         how: tuple[Any, ...] = (encoded, source.batch_size, source.device)
         if not encoded["length"]:  # the head left all rows out
-            return encoded, np.empty(0)
+            return encoded, np.empty(0), 0
+        if isinstance(self.model, BaselineModel) and self.model.encoder is None:
+            return encoded, self.model.outputs(columns, *how), 0
+        cut = truncated_rows(columns, encoded, task, self.tokenizer, limit) if task.long_texts == HEAD else 0
         if isinstance(self.model, BaselineModel):
-            return encoded, self.model.outputs(columns, *how)
-        return encoded, predict_outputs(self.model, self.tokenizer, self.task_type, *how)
+            return encoded, self.model.outputs(columns, *how), cut
+        return encoded, predict_outputs(self.model, self.tokenizer, self.task_type, *how), cut
 
     def predict_texts(self, texts: Iterable[Any], *, probabilities: bool = False) -> list[Any]:
         """Predict texts, see :meth:`attendrop.runs.load.TextPredictor.predict`."""
@@ -369,15 +373,18 @@ class RunModel:
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         unknown = cut = 0
+        was_training = isinstance(self.model, PreTrainedModel) and self.model.training
         for start in range(0, len(rows), CHUNK_ROWS):
             some = read[start : start + CHUNK_ROWS]
             columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
             columns["index"] = list(range(start, start + len(some)))
-            encoded, outputs = self.outputs(columns, task, Source())
-            unknown, cut = unknown + unknown_rows(encoded, self.tokenizer), cut + rows_without_end(encoded)
+            encoded, outputs, of_chunk = self.outputs(columns, task, Source())
+            unknown, cut = unknown + unknown_rows(encoded, self.tokenizer), cut + of_chunk
             outputs = reads.checked(outputs)
             answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
             found += with_acceptance(answers, outputs, self.accept)
+        if isinstance(self.model, PreTrainedModel):
+            self.model.train(was_training)
         if unknown:
             logger.warning(_UNKNOWN, unknown, len(rows))
         if cut:
@@ -534,6 +541,8 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
     if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
+    if positive := task_type.positive_class(rows.task.metric):
+        logger.info("%s is that of the class %r, the second of two.", rows.task.metric, positive)
     found = _described(model, rows) | {
         "metric": rows.task.metric,
         "score": scores[rows.task.metric],
@@ -667,14 +676,14 @@ class _Rows:
             columns = {**chunk.columns}
             if not labelled:
                 columns.pop("label", None)
-            encoded, outputs = model.outputs(columns, self.task, source)
+            encoded, outputs, of_chunk = model.outputs(columns, self.task, source)
             if not len(outputs):
                 continue
             self.done += len(outputs)
             if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
                 logger.info("%s rows done%s", f"{self.done:,}", "." if self.total is None else f" of {self.total:,}.")
-            unknown, cut = unknown + unknown_rows(encoded, model.tokenizer), cut + rows_without_end(encoded)
+            unknown, cut = unknown + unknown_rows(encoded, model.tokenizer), cut + of_chunk
             yield chunk, encoded, read_as(outputs, self.reading, len(self.task.type.output_names))
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")

@@ -474,6 +474,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     named = names_told(parts.names, parts.names_left_out, config.label_names)
     for told in (*named, *unlabelled_told(parts.unlabelled_numbers)):
         logger.info("%s", told)
+    if positive := run.task.type.positive_class(run.task.metric):
+        logger.info("%s is that of the class %r, the second of two.", run.task.metric, positive)
     if config.accept is not None:
         logger.info("The rows of dev, on which the model is not trained, say which answers to accept.")
     if config.protocol == "paper":

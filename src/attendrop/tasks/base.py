@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 from uuid import uuid4
@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.table import SkippedRow
-from attendrop.tasks.tokenization import DOCUMENT, HEAD, split_long
+from attendrop.tasks.tokenization import DOCUMENT, HEAD, of_documents, split_long
 from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
 from attendrop.tasks.types.token_classification import SPANS, EntitySpans, TokenClassification
@@ -23,6 +23,8 @@ TASK_TYPES: tuple[type[TaskType], ...] = (
 )  # fmt: skip
 # Column of what other columns of a row say, in front of its text.
 OTHERS = "other_columns"
+# Rows that are tokenized together, where only their lengths are kept: a token takes 120 bytes until then.
+_AT_A_TIME = 1000
 
 
 def task_type_of_model(config: PreTrainedConfig, *, command: str | None = None) -> TaskType:
@@ -107,6 +109,22 @@ def with_others(rows: Dataset, *, joined: bool = True) -> Dataset:
     pairs = zip(rows[OTHERS][:], rows["text"][:], strict=True)
     texts = [others + text if joined else text.removeprefix(others) for others, text in pairs]
     return Dataset.from_dict(rows.to_dict() | {"text": texts}, features=rows.features)
+
+
+def truncated_rows(
+    columns: Mapping[str, Sequence[Any]],
+    encoded: Mapping[str, Any],
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int,
+) -> int:
+    """Count the rows of more than ``limit`` tokens, of which :func:`encode_columns` has returned ``encoded``."""
+    full = [row for row, length in enumerate(of_documents(encoded["length"], encoded)) if length >= limit]
+    found = 0
+    for start in range(0, len(full), _AT_A_TIME):
+        some = {name: [values[row] for row in full[start : start + _AT_A_TIME]] for name, values in columns.items()}
+        found += sum(length > limit for length in task.type.lengths(task.type.tokenize(some, tokenizer, None)))
+    return found
 
 
 def encode(dataset: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:

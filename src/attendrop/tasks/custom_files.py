@@ -13,7 +13,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import OTHERS, TASK_TYPES, Task, TaskData
 from attendrop.tasks.entities import as_iob2
-from attendrop.tasks.inspection import as_meant, inspect_files, read_label_map
+from attendrop.tasks.inspection import as_meant, inspect_files, read_label_map, tells_label
 from attendrop.tasks.splits import GROUP
 from attendrop.tasks.table import (
     INPUTS,
@@ -106,6 +106,13 @@ def load_files(
         splits[split] = _columns(read, task_type, text_columns)
         if with_columns:
             splits[split][OTHERS] = others_of(read, with_columns)
+            for name in with_columns:
+                if tells_label(read.column(name), read.column(LABELS)):
+                    warnings.warn(
+                        f"each value of {name!r} in {read.path} is of one label: if it is the label in other words, a "
+                        "model learns nothing else; leave it out of with-columns.",
+                        stacklevel=2,
+                    )
         if group_column is not None:
             names = map(class_name, read.column(group_column))
             splits[split][GROUP] = values = ["" if may_be_missing(name) else name for name in names]

@@ -288,7 +288,7 @@ def promise(accept: Mapping[str, Any]) -> str:
     if accept["rows"] < (least := least_rows(wanted)):
         return (
             f"No answer is accepted at {wanted:g}: {rows} cannot show such an accuracy, which takes {least} with right "
-            "answers to all; hold out more by --test-fraction, or give an --eval-file."
+            "answers to all; score more rows, by --eval-file or --test-fraction."
         )
     if threshold is None:
         return f"No answer is accepted at {wanted:g}: {rows} show no confidence from which so many answers are right."

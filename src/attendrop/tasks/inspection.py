@@ -6,7 +6,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -74,6 +74,7 @@ _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body")
 _LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
+_LEAST_TOLD = 10  # rows; with fewer, values may be of one label each by chance
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
@@ -107,7 +108,7 @@ class Column:
 def describe(table: Table, name: str) -> Column:
     """Describe a column, with the role that it has if neither the texts nor the labels are in it."""
     counts = Counter(map(written, table.column(name)))
-    missing = counts.pop("", 0)
+    missing = sum(counts.pop(value) for value in [*counts] if value.lower() in ("", "nan"))
     distinct, rows = len(counts), len(table) - missing
     # Words are counted in at most 20,000 different values: more take longer, and their mean is the same.
     some = list(islice(counts.items(), 0, None, 1 + distinct // 20_000))
@@ -118,7 +119,7 @@ def describe(table: Table, name: str) -> Column:
     elif all(map(_DATE.fullmatch, counts)):
         role = DATE
     elif (_named(name, ID) and (2 * distinct >= rows or name.lower() in ("id", "uuid", "guid"))) or (
-        distinct == rows > 9 and words <= 1
+        distinct == rows > 9 and words <= 1 and not _has_decimals(counts)
     ):
         role = ID
     elif words >= _LONG_TEXT and distinct > rows / 2:
@@ -141,16 +142,33 @@ def _named(name: str, role: str) -> bool:
     return re.fullmatch(_NAMES[role], name, re.IGNORECASE) is not None
 
 
+def tells_label(values: Iterable[Any], labels: Iterable[Any]) -> bool:
+    """Return whether each value of a column, most of which repeat, is of one label, as another name of it would be."""
+    pairs = [(written(value), str(label)) for value, label in zip(values, labels, strict=True) if written(value)]
+    found = dict(pairs)
+    return (
+        len(set(pairs)) == len(found) <= len(pairs) / 2 and len(set(found.values())) > 1 and len(pairs) >= _LEAST_TOLD
+    )
+
+
+def _has_decimals(values: Iterable[Any]) -> bool:
+    """Return whether values are numbers, at least one of them with a decimal fraction."""
+    forms = {number_form(value) for value in map(written, values) if value.lower() not in ("", "nan")}
+    return "decimal" in forms and forms <= {"decimal", "whole"}
+
+
 def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Sequence[str]) -> list[str]:
     """Guess the column of the labels: by its name, or its form, otherwise the last with few short values or a source.
+
+    A number to predict may have many values.
 
     Returns all that the same rule finds, the likeliest first.
     """
     others = [column for name, column in columns.items() if name not in text_columns]
     # Answers of a survey may be longer than most names, but not than its texts.
     longest = min(_LONG_NAME, max((each.words for each in columns.values()), default=0))
-    few = [each for each in reversed(others) if 2 <= each.distinct <= max(10, each.rows / 5)]
-    few = [each for each in few if each.words < max(longest, _LONG_TEXT)]
+    few = [each for each in reversed(others) if each.distinct > 1 and each.words < max(longest, _LONG_TEXT)]
+    few = [each for each in few if each.distinct <= max(10, each.rows / 2) or _has_decimals(_some(table, each.name))]
     few.sort(key=lambda each: each.words >= _LONG_TEXT)
     named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
     formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
@@ -400,7 +418,15 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         )
         return "class" if several is None else "labels", unclear
     if several is not None:
-        return "labels", ""
+        lists = [listed(value) for table in tables for value in table.column(column)]
+        if any(each is not None and (len(each) != 1 or isinstance(each[0], dict | list)) for each in lists):
+            return "labels", ""
+        warnings.warn(
+            f"column {column!r}: each row has one label, in a list, and they are read as classes; set --label-type "
+            "labels if a row may have several, or none.",
+            stacklevel=2,
+        )
+        return "class", ""
     found: dict[str, str] = {}  # where each label is first
     for table in tables:
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):
@@ -446,7 +472,8 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
             f"missing labels or for numbers, correct or delete these rows; otherwise set {classes}.",
             stacklevel=2,
         )
-    return "number" if forms["decimal"] and not forms["text"] and not forms["notation"] else "class", unclear
+    numbers = forms["decimal"] and not forms["notation"] and len(numeric) > len(forms["text"])
+    return "number" if numbers else "class", unclear
 
 
 def holds_spans(table: Table, text_columns: Sequence[str], column: str | None) -> bool:
@@ -702,7 +729,7 @@ class Inspection:
             said["without_label"] = f"{counted(missing, 'row')} without a label."
         if groups := "; ".join(counts_of({label: self.labels[label] for label in group}) for group in self.variants):
             said["variants"] = f"Labels that may be the same: {groups}; --label-map merges them."
-        if self.label_type == "class" and (joined := joined_labels(self.labels)):
+        if self.label_type == "class" and not self.unclear and (joined := joined_labels(self.labels)):
             said["joined"] = f"The label {joined}."
         if len(self.label_candidates) > 1:
             others = _choice_of(table, self.label_candidates[1:], str(label_column))

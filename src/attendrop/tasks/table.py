@@ -212,7 +212,9 @@ def class_name(value: Any) -> str:
 
 
 def read_class(value: Any) -> str:
-    """Return the class name of a label; raise BadValue if there is none, or it is neither a class nor a number."""
+    """Return the class name of a label, also of the only one in a list; raise BadValue if it is no class or number."""
+    if (found := listed(value)) is not None and len(found) == 1 and not isinstance(found[0], dict | list):
+        value = found[0]
     text = "" if value is None else str(value).strip()
     if text.lower() in ("", "nan"):
         raise BadValue("the label is NaN" if text else "the label is empty")
@@ -802,7 +804,10 @@ def _joined_rows(table: Table) -> list[str]:
 
 
 def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
-    """Read the sheet that is named, or the first visible one that has rows; values become text, as in CSV."""
+    """Read the sheet that is named, or the first visible one that has rows under its header.
+
+    Values become text, as in CSV.
+    """
     import pandas as pd
 
     wanted, (file,) = sheet_of(path), files_of(path)
@@ -827,7 +832,7 @@ def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         rows = ([unescape(_cell(value)) for value in row] for row in sheet.itertuples(index=False))
         lines = [(number, row if any(row) else []) for number, row in enumerate(rows, start=1)]
         filled = [place for place, (_, row) in enumerate(lines) if row]
-        if not filled:
+        if len(filled) < 2:  # a title, say
             continue
         if len(sheets) > 1:
             warnings.warn(

@@ -345,6 +345,10 @@ logits = model(**inputs).logits"""
             warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=2)
         return min(max_length, limit)
 
+    def positive_class(self, metric: str) -> str | None:
+        """Return the class that a metric is of, if it is of one of two."""
+        return None
+
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         """Return the length of each row, in tokens: of the longest choice; the longer of a text and its translation."""
         columns = (encoded[name] for name in ("input_ids", "target_ids") if name in encoded)

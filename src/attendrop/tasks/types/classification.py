@@ -172,6 +172,9 @@ class Classification(SequenceType):
     def metrics(self) -> Mapping[str, Metric]:
         return _OF_CLASSES | _OF_TWO_CLASSES if len(self.label_names) == 2 else _OF_CLASSES
 
+    def positive_class(self, metric: str) -> str | None:
+        return self.label_names[1] if metric in _OF_TWO_CLASSES else None
+
 
 # Several labels -------------------------------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         """Return the labels that more than half of the rows of training have, otherwise the most common one."""
         share, odds = train.mean(axis=0), logit((train.sum(axis=0) + 1) / (len(train) + 2))
-        chosen = share > min(0.5, share.max() - 1e-9)
+        chosen = share > 0.5 if share.max() > 0.5 else np.arange(len(share)) == share.argmax()
         constant = np.where(chosen, odds.clip(1e-3), odds.clip(max=-1e-3))
         return self.shown_label(chosen), np.tile(constant, (len(references), 1))
 

@@ -320,11 +320,6 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
         return [{"entities": tagged_spans(text, entities(each))} for text, each in pairs]
 
 
-def rows_without_end(encoded: Mapping[str, Any]) -> int:
-    """Count the encoded rows whose last word has no token; 0 for rows that are no words."""
-    return sum(bool(row) and row[-1] == NO_TOKEN for row in encoded.get("word_starts", ()))
-
-
 def _labelled(labels: Array) -> Array:
     """Return the positions of labels that are scored."""
     return np.flatnonzero(np.asarray(labels) != IGNORED)
