@@ -176,6 +176,7 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
     metrics = [f"{task}, {runs[0]['metric'].replace('_', ' ')}" for task, runs in tasks.items()]
     facts = json.loads((RESULTS / "full" / encoder / "machine.json").read_text(encoding="utf-8"))
     machines = "; ".join(f"{each['processor']}, torch {each['torch']}, {each['date']}" for each in facts)
+    mixed = ", ".join(task for task, runs in tasks.items() if all(run["run"].get("bf16") for run in runs))
     chosen = {task: compared(map(with_best_epoch, runs), PLAIN) for task, runs in tasks.items()}
     of_chosen = [
         [task, f"{100 * (chosen[task][PLAIN].mean - found[task][PLAIN].mean):+.1f}", _points(last), _points(best)]
@@ -186,7 +187,7 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
     ]
     return (
         f"\n### {ENCODERS[encoder]}\n\nPercent, mean ± standard deviation over seeds; in parentheses the difference "
-        f"from {PLAIN} with its 95 % CI (seeds × examples). {machines}.\n\n{_table(['', *metrics], rows)}\n"
+        f"from {PLAIN} with its 95 % CI (seeds × examples). In bfloat16: {mixed or 'none'}. {machines}.\n\n{_table(['', *metrics], rows)}\n"
         "The papers choose the epoch by its score on the development set, which is what they report. The same runs, "
         f"scored so:\n\n{_table(_OF_CHOSEN, of_chosen)}"
     )
