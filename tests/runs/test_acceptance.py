@@ -121,8 +121,9 @@ def test_the_threshold_is_kept_predicted_with_and_told(
     told, accepted = capsys.readouterr().out, sum(row["accepted"] == "True" for row in rows)
     assert f"{accepted / 20:.0%} of new rows can be answered at 0.3: {accepted} of these 20 rows have" in told
     assert "The threshold was chosen on these rows." in told and "most confident  confidence  accuracy" in told
-    other = evaluate(run, Source(file=str(files / "told.csv")), report=True)["report"]["accept"]
-    assert other["rows"] == 40 and not other["chosen_here"]
+    (files / "other.csv").write_bytes((files / "scored.csv").read_bytes())
+    other = evaluate(run, Source(file=str(files / "other.csv")), report=True)["report"]["accept"]
+    assert other["rows"] == 20 and not other["chosen_here"]
     shorter = Source(file=str(files / "told.csv"), max_length=7)
     assert "accept" not in evaluate(run, shorter, report=True)["report"]
     assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
@@ -137,7 +138,12 @@ def test_neither_rows_that_were_trained_on_nor_the_same_text_twice_say_what_to_a
     options |= {"text_columns": ("text",), "with_columns": ("place",), "method": "finetune"}
     metrics = train(tiny.config(files, **options | LINEAR))
     assert metrics["data"]["report"]["parts"]["dev"]["in_train"] == 30
-    assert metrics["row_scores"]["groups"] == 20 and metrics["accept"]["rows"] == 10
+    assert metrics["row_scores"]["groups"] == 20
+    assert (metrics["accept"]["rows"], metrics["accept"]["trained_on"]) == (10, 30)
+    assert " 10 held-out rows (30 more have a text of training rows)" in promise(metrics["accept"])
+    assert evaluate(str(files / "run"), Source(), report=True)["report"]["accept"]["rows"] == 30
+    told = Source(file=str(files / "told.csv"))
+    assert "accept" not in evaluate(str(files / "run"), told, report=True)["report"]
 
 
 @pytest.mark.parametrize(("how", "marked"), [(None, True), ("windows", True), ("head", False)])

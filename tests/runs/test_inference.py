@@ -147,8 +147,10 @@ def test_rows_that_are_cut_are_counted_and_a_model_trains_on_after_predicting(
     predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
     evaluate(str(runs / "single"), source)
     model = attendrop.load(runs / "single").train()
+    model.base_model.eval()  # a frozen part
+    before = [module.training for module in model.modules()]
     model.predict(texts)
-    assert caplog.text.count(told) == 3 and model.training
+    assert caplog.text.count(told) == 3 and [module.training for module in model.modules()] == before
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -247,7 +247,9 @@ def test_what_is_said_of_the_rows_holds_for_all_that_the_model_is_trained_on(fil
     """Those that were held out first, too."""
     options = {"method": "finetune", "selection_fraction": 0.3, "refit": True, "epochs": 1}
     metrics = train(tiny.config(files, eval_file=str(files / "train.csv"), **options))
-    assert metrics["data"]["report"]["parts"]["dev"]["in_train"] == 40
+    parts = metrics["data"]["report"]["parts"]
+    assert {name: part["rows"] for name, part in parts.items()} == {"train": 40, "selection": 12, "dev": 40}
+    assert parts["dev"]["in_train"] == 40 and "in_train" not in parts["selection"]
     assert "Rows: 40 train, 40 dev." in (files / "run" / "README.md").read_text(encoding="utf-8")
     reports = metrics["report"], evaluate(str(files / "run"), Source(), report=True)["report"]
     assert all(error["nearest"]["text"] == error["text"] for report in reports for error in report["errors"])

@@ -18,7 +18,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.studies.study import read_study
 from attendrop.tasks.class_names import MOST_ROWS_PER_CLASS, in_words, telling_names, why_no_rows
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.inspection import check_files, inspect_files, label_variants, read_label_map
+from attendrop.tasks.inspection import check_files, inspect_files, label_variants, read_label_map, tells_label
 from attendrop.tasks.table import BadRows, joined_labels
 from attendrop.tasks.types.classification import MultiLabel
 
@@ -310,39 +310,62 @@ def test_numbers_to_predict_and_many_classes_are_candidates_beside_few_values(tm
         "product,place": ["place", "product"],
         "serial,place": ["place"],
         "channel,likeness": ["likeness"],
+        "place,customer_id": ["place"],
     }.items():
         columns = {"place": "abc", "channel": "xy", "likeness": [n / 8 for n in range(60)]}
         columns |= {"serial": [f"s{n}" for n in range(60)], "product": [f"p{n // 2}" for n in range(60)]}
+        columns["customer_id"] = [f"c{n % 25}" for n in range(60)]
         values = [columns[name] for name in others.split(",")]
         lines = [",".join([text, *(str(each[n % len(each)]) for each in values)]) for n, text in enumerate(texts)]
         file.write_text("\n".join([f"text,{others}", *lines]))
         assert inspect_files(file).label_candidates == found
+    lines = [f"site{n}.org,{n / 8},{'xy'[n % 2]}" for n in range(60)]
+    file.write_text("\n".join(["url,entropy,label", *lines]))
+    assert inspect_files(file).text_candidates == [("url",), ("entropy",)]  # so that it is asked for
 
 
-def test_lists_of_one_name_each_are_classes(tmp_path: Path) -> None:
-    """Several labels, each predicted independently, would mostly be none."""
+def test_whether_lists_of_one_name_each_are_classes_is_asked_for(tmp_path: Path) -> None:
+    """Of several labels, each predicted independently, most rows would have none."""
     file, dev = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     rows = [{"text": f"{TEXTS[n % 3]} {n}", "label": ["late" if n % 2 else "broken"]} for n in range(12)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = inspect_files(file)
-    assert found.label_type == "class" and found.labels == {"broken": 6, "late": 6}
-    with pytest.warns(UserWarning, match="column 'label': each row has one label, in a list, and they are read as"):
-        assert load_files(train_file=str(file), **GIVEN).splits["train"]["label"][:] == [0, 1] * 6
+    with pytest.raises(AttendropError, match="column 'label': each row has one label, in a list; set --label-type"):
+        load_files(train_file=str(file), **GIVEN)
+    assert inspect_files(file, label_type="class").labels == {"broken": 6, "late": 6}
+    assert load_files(train_file=str(file), **GIVEN, label_type="class").splits["train"]["label"][:] == [0, 1] * 6
     for other in (["late", "broken"], []):
         dev.write_text(json.dumps({"text": "it came", "label": other}))
-        assert inspect_files(file, dev).label_type == "labels"
+        found = inspect_files(file, dev)
+        assert (found.label_type, found.unclear) == ("labels", "")
+    file = tmp_path / "a.csv"
+    file.write_text('text,label\n"it came","[""late""]"\n"it broke","[""broken""]"\n')  # names, if that is asked for
+    assert set(inspect_files(file, label_type="class").labels) == {'["late"]', '["broken"]'}
+
+
+def test_values_that_tell_the_label_by_chance_are_not_warned_of() -> None:
+    codes, labels = [0, 1, 2] * 4, ["a", "b", "c"] * 4
+    assert tells_label(codes, labels) and tells_label([*codes, 1, "nan", ""], [*labels, "", "a", "b"])
+    assert not tells_label(codes[:9], labels[:9])
+    assert not tells_label(codes, [*labels[:-1], "a"]) and not tells_label(codes, ["a"] * 12)
+    authors = [n // 3 for n in range(60)]
+    assert not tells_label(authors, [n % 2 for n in authors])
+    assert tells_label([n // 6 for n in range(60)], [n // 6 % 2 for n in range(60)])
 
 
 def test_a_column_that_is_the_label_in_other_words_is_not_proposed(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "a.csv"
     lines = [f"{TEXTS[n % 3]} {n},{'abc'[n % 3]},{n % 3},{'xy'[n // 3 % 2]}" for n in range(24)]
-    file.write_text("\n".join(["text,label,code,place", *lines]))
+    file.write_text("\n".join(["text,label,code,place", *lines, "one more,,2,x", "and one,a,NaN,x"]))
     assert cli.main(["inspect", str(file)]) == 0
     told = capsys.readouterr().out
     assert "With --with-columns place," in told
     assert "Each value of 'code' is of one label: it may be the label in other words." in told
+    assert [(each.name, each.missing) for each in inspect_files(file).columns if each.missing] == [
+        ("label", 1),
+        ("code", 1),
+    ]
     with pytest.warns(UserWarning, match="each value of 'code' in .*a.csv is of one label"):
-        load_files(train_file=str(file), **GIVEN, with_columns=["code", "place"])
+        load_files(train_file=str(file), **GIVEN, with_columns=["code", "place"], skip_bad_rows=True)
 
 
 def test_what_are_no_numbers_yet_is_not_proposed_as_classes(tmp_path: Path, capsys: Captured) -> None:

@@ -14,6 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -31,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from attendrop.attention.hooks import evaluating
 from attendrop.errors import AttendropError
 from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack_layers
 from attendrop.pruning.selection import Predictions
@@ -45,7 +47,7 @@ from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model, truncated_rows
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
-from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, read_as, with_metric
+from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, new_rows, read_as, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import (
@@ -373,18 +375,16 @@ class RunModel:
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
         unknown = cut = 0
-        was_training = isinstance(self.model, PreTrainedModel) and self.model.training
-        for start in range(0, len(rows), CHUNK_ROWS):
-            some = read[start : start + CHUNK_ROWS]
-            columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
-            columns["index"] = list(range(start, start + len(some)))
-            encoded, outputs, of_chunk = self.outputs(columns, task, Source())
-            unknown, cut = unknown + unknown_rows(encoded, self.tokenizer), cut + of_chunk
-            outputs = reads.checked(outputs)
-            answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
-            found += with_acceptance(answers, outputs, self.accept)
-        if isinstance(self.model, PreTrainedModel):
-            self.model.train(was_training)
+        with nullcontext() if isinstance(self.model, BaselineModel) else evaluating(self.model):
+            for start in range(0, len(rows), CHUNK_ROWS):
+                some = read[start : start + CHUNK_ROWS]
+                columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
+                columns["index"] = list(range(start, start + len(some)))
+                encoded, outputs, of_chunk = self.outputs(columns, task, Source())
+                unknown, cut = unknown + unknown_rows(encoded, self.tokenizer), cut + of_chunk
+                outputs = reads.checked(outputs)
+                answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
+                found += with_acceptance(answers, outputs, self.accept)
         if unknown:
             logger.warning(_UNKNOWN, unknown, len(rows))
         if cut:
@@ -571,7 +571,11 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
             divided = task and model.options["test_fraction"] and (source.task or source.split)
             here = source.task in (None, task) and rows.split == "dev" and not divided
             chosen_here = here if source.file is None else is_file("eval_file")
-            found["report"]["accept"] = accepted_share(every, labels, accept) | {"chosen_here": chosen_here}
+            scored = concatenate_datasets(loaded)
+            new = list(range(len(scored))) if train is None else new_rows(scored, train, rows.task)
+            if new:
+                share = accepted_share(every[new], labels[new], accept)
+                found["report"]["accept"] = share | {"chosen_here": chosen_here}
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
     return found

@@ -46,7 +46,7 @@ from attendrop.support.files import finite, first_line
 from attendrop.support.models import compute_device, named_outputs, to_device
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import ROWS_FOR_TEMPERATURE, best_temperature, choose_threshold, error_analysis
-from attendrop.tasks.metrics import compute_scores, constant_scores, row_scores, texts_alone, units_of
+from attendrop.tasks.metrics import compute_scores, constant_scores, new_rows, row_scores, units_of
 from attendrop.tasks.tokenization import columns_of, texts_of
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.training.checkpoints import reading
@@ -320,10 +320,9 @@ def set_scores(
         found["predictions"] = task_type.decode(task_type.checked(outputs))
         found["report"] = error_analysis(task, outputs, references, rows, train)
         if name == "dev" and run.config.accept is not None:
-            known, units = set(texts_alone(train, task)), units_of(rows, task)
-            new = [row for row, text in enumerate(texts_alone(rows, task)) if text not in known]
-            groups, of_new = [units[row] for row in new], task_type.checked(outputs)[new]
-            found["accept"] = choose_threshold(of_new, references[new], run.config.accept, groups)
+            new, units = new_rows(rows, train, task), units_of(rows, task)
+            chosen = (task_type.checked(outputs)[new], references[new], run.config.accept, [units[row] for row in new])
+            found["accept"] = choose_threshold(*chosen) | {"trained_on": len(rows) - len(new)}
     return found
 
 

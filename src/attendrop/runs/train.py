@@ -134,12 +134,16 @@ def _train(
     loaded = load_model(run)
     encoded = data.encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
     announce_run(run, len(encoded.train))
-    # Of the rows that the model that is kept is trained on.
+    # Of the rows that the model that is kept is trained on, those that are held out first among them.
     whole, encoded_whole = run, encoded
     if run.config.refit:
         whole = run.on_all_rows()
         encoded_whole = data.encode_parts(whole.config, run.task, whole.parts, loaded.tokenizer)
-    report = data.data_report(run.data, whole.parts.real, encoded_whole.real, loaded.tokenizer, config.max_length)
+    rows_told = replace(whole.parts.real, selection=run.parts.selection)
+    encoded_told = replace(encoded_whole.real, selection=encoded.selection)
+    report = data.data_report(run.data, rows_told, encoded_told, loaded.tokenizer, config.max_length)
+    if run.config.refit:
+        del report["parts"]["selection"]["in_train"]
     logger.info("%s", data.report_table(report, run.task.type))
     of_names = whole.parts.train["label"][len(whole.parts.real.train) :]
     for warning in data.report_warnings(report, run.task.type, of_names):

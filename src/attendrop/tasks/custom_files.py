@@ -107,7 +107,7 @@ def load_files(
         if with_columns:
             splits[split][OTHERS] = others_of(read, with_columns)
             for name in with_columns:
-                if tells_label(read.column(name), read.column(LABELS)):
+                if split == "train" and tells_label(read.column(name), read.column(LABELS)):
                     warnings.warn(
                         f"each value of {name!r} in {read.path} is of one label: if it is the label in other words, a "
                         "model learns nothing else; leave it out of with-columns.",
@@ -187,8 +187,8 @@ def stream_file(
         if len(table):
             columns = _columns(table, task_type, text_columns)
             if with_columns:
-                pairs = zip(others_of(table, with_columns), columns["text"], strict=True)
-                columns["text"] = [others + text for others, text in pairs]
+                columns[OTHERS] = others_of(table, with_columns)
+                columns["text"] = [others + text for others, text in zip(columns[OTHERS], columns["text"], strict=True)]
             yield Chunk(columns, table, task_type.unknown_names)
 
 

@@ -282,13 +282,14 @@ def accuracy_at_coverage(logits: Array, labels: Array) -> list[dict[str, float]]
 def promise(accept: Mapping[str, Any]) -> str:
     """Say in a sentence which answers are accepted, and what is promised of them; or why none is accepted.
 
-    ``accept`` is what :func:`choose_threshold` returns.
+    ``accept`` is what :func:`choose_threshold` returns, with the number of other rows, whose text was ``trained_on``.
     """
     wanted, rows, threshold = accept["wanted"], counted(accept["rows"], "held-out row"), accept["threshold"]
+    rows += f" ({again} more have a text of training rows)" if (again := accept.get("trained_on")) else ""
     if accept["rows"] < (least := least_rows(wanted)):
         return (
             f"No answer is accepted at {wanted:g}: {rows} cannot show such an accuracy, which takes {least} with right "
-            "answers to all; score more rows, by --eval-file or --test-fraction."
+            "answers to all; score more new rows, by --eval-file or --test-fraction."
         )
     if threshold is None:
         return f"No answer is accepted at {wanted:g}: {rows} show no confidence from which so many answers are right."

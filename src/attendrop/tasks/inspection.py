@@ -56,7 +56,7 @@ MEANING, POSITION = "meaning", "position"
 # What columns of a role are called.
 _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
-    r"(ner|pos)_tags|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta|"
+    r"(ner|pos)_tags|stars?|is_\w+|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta|"
     r"accept)",
     WORDS: r"tokens?|words?|forms?",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
@@ -74,7 +74,7 @@ _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body")
 _LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
-_LEAST_TOLD = 10  # rows; with fewer, values may be of one label each by chance
+_LEAST_TOLD = 10  # rows
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
@@ -119,7 +119,7 @@ def describe(table: Table, name: str) -> Column:
     elif all(map(_DATE.fullmatch, counts)):
         role = DATE
     elif (_named(name, ID) and (2 * distinct >= rows or name.lower() in ("id", "uuid", "guid"))) or (
-        distinct == rows > 9 and words <= 1 and not _has_decimals(counts)
+        distinct == rows > 9 and words <= 1 and not _has_decimals(islice(counts, _MOST_VALUES))
     ):
         role = ID
     elif words >= _LONG_TEXT and distinct > rows / 2:
@@ -143,12 +143,16 @@ def _named(name: str, role: str) -> bool:
 
 
 def tells_label(values: Iterable[Any], labels: Iterable[Any]) -> bool:
-    """Return whether each value of a column, most of which repeat, is of one label, as another name of it would be."""
-    pairs = [(written(value), str(label)) for value, label in zip(values, labels, strict=True) if written(value)]
+    """Return whether each value of a column is of one label, as another name of the label would be.
+
+    By chance it is, if values do not repeat: each has two rows or more on average, five if labels have several values.
+    """
+    rows = ((written(value), str(label).strip()) for value, label in zip(values, labels, strict=True))
+    pairs = [row for row in rows if not {"", "nan", "NaN"} & {*row}]
     found = dict(pairs)
-    return (
-        len(set(pairs)) == len(found) <= len(pairs) / 2 and len(set(found.values())) > 1 and len(pairs) >= _LEAST_TOLD
-    )
+    least = 2 if len(set(found.values())) == len(found) else 5
+    several, enough = len(set(found.values())) > 1, len(pairs) >= max(_LEAST_TOLD, least * len(found))
+    return several and enough and len(set(pairs)) == len(found)
 
 
 def _has_decimals(values: Iterable[Any]) -> bool:
@@ -168,7 +172,15 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
     # Answers of a survey may be longer than most names, but not than its texts.
     longest = min(_LONG_NAME, max((each.words for each in columns.values()), default=0))
     few = [each for each in reversed(others) if each.distinct > 1 and each.words < max(longest, _LONG_TEXT)]
-    few = [each for each in few if each.distinct <= max(10, each.rows / 2) or _has_decimals(_some(table, each.name))]
+    few = [
+        each
+        for each in few
+        if each.distinct <= max(10, each.rows / 5)
+        or (
+            not (_named(each.name, ID) or _GROUP.fullmatch(each.name))
+            and (each.distinct <= each.rows / 2 or _has_decimals(_some(table, each.name)))
+        )
+    ]
     few.sort(key=lambda each: each.words >= _LONG_TEXT)
     named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
     formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
@@ -197,7 +209,10 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
             if first.lower() == pair[0] and pair[1] in lower:
                 return [(first, lower[pair[1]])]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
-    texts = texts or [name for name in words if columns[name].role in ("", SOURCE)]  # words such as queries
+    # Words such as queries.
+    texts = texts or [
+        name for name in words if columns[name].role in ("", SOURCE) and not _has_decimals(_some(table, name))
+    ]
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
@@ -419,14 +434,13 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         return "class" if several is None else "labels", unclear
     if several is not None:
         lists = [listed(value) for table in tables for value in table.column(column)]
-        if any(each is not None and (len(each) != 1 or isinstance(each[0], dict | list)) for each in lists):
+        if any(each is not None and len(each) != 1 for each in lists):
             return "labels", ""
-        warnings.warn(
-            f"column {column!r}: each row has one label, in a list, and they are read as classes; set --label-type "
-            "labels if a row may have several, or none.",
-            stacklevel=2,
+        unclear = (
+            f"column {column!r}: each row has one label, in a list; set --label-type class if no row has several, or "
+            "none, which such a model predicts more surely, otherwise labels."
         )
-        return "class", ""
+        return "labels", unclear
     found: dict[str, str] = {}  # where each label is first
     for table in tables:
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):

@@ -261,6 +261,12 @@ def texts_alone(rows: Dataset, task: Task) -> list[tuple[str, ...]]:
     return [tuple(map(plain, text)) for text in task.type.texts(with_others(rows, joined=False))]
 
 
+def new_rows(rows: Dataset, train: Dataset, task: Task) -> list[int]:
+    """Return the numbers of the rows whose text no training row has."""
+    known = set(texts_alone(train, task))
+    return [row for row, text in enumerate(texts_alone(rows, task)) if text not in known]
+
+
 def write_predictions(path: Path, predictions: Sequence[Any]) -> None:
     """Write the predicted labels of the evaluation rows, in their order, as Parquet: some bytes for each row."""
     pyarrow.parquet.write_table(pyarrow.table({"prediction": list(predictions)}), path, compression="zstd")

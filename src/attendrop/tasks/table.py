@@ -213,8 +213,7 @@ def class_name(value: Any) -> str:
 
 def read_class(value: Any) -> str:
     """Return the class name of a label, also of the only one in a list; raise BadValue if it is no class or number."""
-    if (found := listed(value)) is not None and len(found) == 1 and not isinstance(found[0], dict | list):
-        value = found[0]
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     text = "" if value is None else str(value).strip()
     if text.lower() in ("", "nan"):
         raise BadValue("the label is NaN" if text else "the label is empty")
