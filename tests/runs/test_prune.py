@@ -114,6 +114,7 @@ def test_recovery_trains_on_all_rows_as_the_run_did_and_is_scored_anew(
     monkeypatch.setattr("attendrop.runs.prune.balanced_loss", balanced)
     found = pruned(files, files / "out", layers=[0, 1], recover_epochs=1)
     assert seen == [(40, 2)] and found["pruned"]["recover_epochs"] == 1
+    assert "it was fine-tuned for 1 more epoch, without a method" in (files / "out" / "README.md").read_text()
     assert found["temperature"] is None and "probabilities were calibrated" in caplog.text
     assert pruned(files, files / "kept", layers=[0])["temperature"]
     before, after = attendrop.load(files / "run"), attendrop.load(files / "out")

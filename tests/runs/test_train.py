@@ -36,7 +36,7 @@ from attendrop.runs.run_trainer import (
     num_epochs,
     run_arguments,
 )
-from attendrop.runs.train import divide_logits, summarise, train
+from attendrop.runs.train import announce_scores, divide_logits, summarise, train
 from attendrop.tasks.types.classification import Classification
 
 
@@ -268,6 +268,12 @@ def test_metric_of_ones_choice_selects_and_is_reported(folder: Path, caplog: pyt
     assert metrics["selection_score"] == max(entry["selection"]["f1_macro"] for entry in metrics["history"])
     found = evaluate(str(folder / "metric"), Source())
     assert (found["metric"], found["score"]) == ("f1_macro", metrics["score"])
+
+
+def test_a_head_that_does_not_reach_the_numbers_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for score, told in ((0.2, 0), (-6.0, 1)):
+        announce_scores({}, {"fitted": False, "metric": "r2", "score": score})
+        assert caplog.text.count("A head that starts at random does not reach numbers far from 0") == told
 
 
 def test_balanced_loss_weighs_classes_as_scikit_learn_does() -> None:

@@ -56,7 +56,8 @@ def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
     texts = ["a cat sees", {"en": "a dog"}, 12.5, float("nan"), float("nan"), None]
     lines = [json.dumps({"text": text, "label": "xy"[n % 2]}) for n, text in enumerate(texts)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    assert inspect_files(tmp_path / "a.jsonl").doubts() == {"without_text": "5 rows without a text."}
+    found = inspect_files(tmp_path / "a.jsonl", text_columns=["text"])
+    assert found.doubts() == {"without_text": "5 rows without a text."}
 
 
 def test_texts_without_spaces_are_texts_and_no_ids(tmp_path: Path) -> None:
@@ -322,6 +323,19 @@ def test_numbers_to_predict_and_many_classes_are_candidates_beside_few_values(tm
     lines = [f"site{n}.org,{n / 8},{'xy'[n % 2]}" for n in range(60)]
     file.write_text("\n".join(["url,entropy,label", *lines]))
     assert inspect_files(file).text_candidates == [("url",), ("entropy",)]  # so that it is asked for
+
+
+def test_other_texts_and_choices_are_told(tmp_path: Path) -> None:
+    """A run refuses to choose between texts, which the proposed command did."""
+    file = tmp_path / "a.csv"
+    rows = [f"{TEXTS[n % 3]} {n},{TEXTS[(n + 1) % 3]} {n} {n},{'xy'[n % 2]}" for n in range(12)]
+    file.write_text("\n".join(["subject line,body,team", *rows]))
+    told = inspect_files(file).doubts()
+    assert told["text_columns"].startswith("The texts may also be in 'subject line': name") and "choices" not in told
+    rows = [f"{TEXTS[n % 3]} {n},a {n},b {n},c {n},{'ABC'[n % 3]},{n % 2}" for n in range(12)]
+    file.write_text("\n".join(["question,one,two,three,answer,place", *rows]))
+    told = inspect_files(file, label_column="answer").doubts()
+    assert "--text-columns 'question,one,two,three' --label-type choice" in told["choices"]
 
 
 def test_whether_lists_of_one_name_each_are_classes_is_asked_for(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ CONLLU = """# newdoc
     ("name", "text"),
     [
         ("a.csv", "text,label\na,x\nb,y\n"),
-        ("a.conll", "a\tO\ncat\tB\n\nthe\tO\n"),
+        ("a.conll", "# newdoc\na\tO\ncat\tB\n\n# newpar id = 1\nthe\tO\n"),
         ("a.conllu", CONLLU),
         ("a.jsonl", '{"text": "a"}\n{"text": "b"}'),
     ],

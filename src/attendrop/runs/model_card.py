@@ -185,12 +185,17 @@ def pruned_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     if (found := pruned["speed"]) is not None:
         spread = f"({found['low']:.2f} to {found['high']:.2f} in {found['rounds']} rounds)"
         speed = f"\nMeasured speed where it was pruned: {found['median']:.2f} times that of the whole model {spread}.\n"
+    recovered = (
+        ""
+        if not (epochs := pruned.get("recover_epochs"))
+        else (f"Without these layers it was fine-tuned for {counted(epochs, 'more epoch')}, without a method.\n")
+    )
     return f"""{_front_matter("attendrop", task_type, "pruned")}
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
 
 {constant if pruned["layers"] else "No layer was pruned."} The model was trained with `{metrics["method"]}`.
-Layers were {chosen}.{unknown}
+{recovered}Layers were {chosen}.{unknown}
 
 | | before | after | difference, 95 % interval |
 |---|---|---|---|

@@ -519,6 +519,8 @@ def announce_scores(scores: Mapping[str, Mapping[str, Any]], fit: Mapping[str, A
             logger.warning("The model predicts %r for all %d rows of %s.", answer, found["rows"], name)
     if not fit["fitted"]:
         told = "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate."
+        if fit["metric"] == "r2" and fit["score"] < 0:  # worse than the mean
+            told += " A head that starts at random does not reach numbers far from 0: divide them, or try pooling mean."
         logger.warning(told, fit["metric"], fit["score"])
 
 

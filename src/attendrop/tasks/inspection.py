@@ -74,6 +74,7 @@ _PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body")
 _LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
 _LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
+_LETTERS = frozenset("ABCDEFGH")  # of the correct choice
 _LEAST_TOLD = 10  # rows
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
@@ -748,6 +749,14 @@ class Inspection:
         if len(self.label_candidates) > 1:
             others = _choice_of(table, self.label_candidates[1:], str(label_column))
             said["label_column"] = f"The labels may also be in {others}: name their column with --label-column."
+        if len(self.text_candidates) > 1:
+            others = names_of([*map(",".join, self.text_candidates[1:])], " or ")
+            said["text_columns"] = f"The texts may also be in {others}: name their columns with --text-columns."
+        rest = [each for each in self.columns if each.role in ("", TEXT) and each.name not in self.text_columns]
+        answers = [each.name for each in rest if each.distinct > each.rows / 2]
+        if self.label_type == "class" and len(answers) >= len(self.labels) > 2 and _LETTERS.issuperset(self.labels):
+            read = ",".join([*self.text_columns, *answers])
+            said["choices"] = f"If the labels are those of choices: --text-columns {read!r} --label-type choice."
         if self.unclear:
             said["label_type"] = self.unclear
         if len(labels) > 1 and len(different := set(labels) - {""}) == 1:

@@ -68,7 +68,7 @@ _SHOWN, _SNIFFED, _BLOCK = 5, 50, 4096
 _CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 _CONLLU_WIDTH = 10
 # What a comment of a column file begins with; in CoNLL-U no word begins so.
-_COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
+_COMMENT, _CONLLU_COMMENT = re.compile(r"# (\S+ =|newdoc\b|newpar\b)"), re.compile("#")
 # Labels in the lines of fastText.
 _FASTTEXT = re.compile(r"(?<!\S)__label__(\S+)\s*")
 # Names of the columns of files with a word in each row, and numbers of sentences, such as "Sentence: 1".
