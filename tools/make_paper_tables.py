@@ -187,7 +187,8 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
     ]
     return (
         f"\n### {ENCODERS[encoder]}\n\nPercent, mean ± standard deviation over seeds; in parentheses the difference "
-        f"from {PLAIN} with its 95 % CI (seeds × examples). In bfloat16: {mixed or 'none'}. {machines}.\n\n{_table(['', *metrics], rows)}\n"
+        f"from {PLAIN} with its 95 % CI (seeds × examples). In bfloat16: {mixed or 'none'}. "
+        f"{machines}.\n\n{_table(['', *metrics], rows)}\n"
         "The papers choose the epoch by its score on the development set, which is what they report. The same runs, "
         f"scored so:\n\n{_table(_OF_CHOSEN, of_chosen)}"
     )
