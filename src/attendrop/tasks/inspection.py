@@ -434,14 +434,7 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         )
         return "class" if several is None else "labels", unclear
     if several is not None:
-        lists = [listed(value) for table in tables for value in table.column(column)]
-        if any(each is not None and len(each) != 1 for each in lists):
-            return "labels", ""
-        unclear = (
-            f"column {column!r}: each row has one label, in a list; set --label-type class if no row has several, or "
-            "none, which such a model predicts more surely, otherwise labels."
-        )
-        return "labels", unclear
+        return "labels", ""
     found: dict[str, str] = {}  # where each label is first
     for table in tables:
         for place, label in zip(table.places, map(written, table.column(column)), strict=True):
@@ -509,6 +502,18 @@ def _classes_or_nothing(values: Sequence[Any]) -> list[str]:
 
     known = {value: read(value) for value in {value for value in values if isinstance(value, str)}}
     return [known[value] if isinstance(value, str) else read(value) for value in values]
+
+
+def _one_each(tables: Sequence[Table], column: str) -> str:
+    """Say that labels which are written as lists have one name each, and may be classes; empty otherwise."""
+    values = [value for table in tables if column in table.columns for value in table.column(column)]
+    lists = [listed(value) for value in values if written(value)]
+    if not lists or any(each is None or len(each) != 1 for each in lists):
+        return ""
+    return (
+        f"column {column!r}: each row has one label, in a list; set --label-type class if no row has several, or none, "
+        "which such a model predicts more surely, otherwise labels."
+    )
 
 
 def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str, int]:
@@ -826,6 +831,8 @@ def inspect_files(
         kind, unclear = usual_type if label_type == "auto" else label_type, ""
         if label_column is not None and kind == "auto":
             kind, unclear = label_type_of(found, texts, label_column)
+            if kind == "labels" and not unclear:
+                unclear = _one_each([table, *evaluated], label_column)
     for name in label_columns(list(columns), label_column):
         columns[name] = replace(describe(found[0], name), role=LABEL)
     columns |= {name: replace(columns[name], role=TEXT) for name in texts}
