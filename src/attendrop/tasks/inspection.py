@@ -56,7 +56,7 @@ MEANING, POSITION = "meaning", "position"
 # What columns of a role are called.
 _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
-    r"(ner|pos)_tags|stars?|is_\w+|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta|"
+    r"(ner|pos)_tags|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta|"
     r"accept)",
     WORDS: r"tokens?|words?|forms?",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
