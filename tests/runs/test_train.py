@@ -271,8 +271,8 @@ def test_metric_of_ones_choice_selects_and_is_reported(folder: Path, caplog: pyt
 
 
 def test_a_head_that_does_not_reach_the_numbers_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    for score, told in ((0.2, 0), (-6.0, 1)):
-        announce_scores({}, {"fitted": False, "metric": "r2", "score": score})
+    for score, started, told in ((0.2, "random", 0), (-6.0, "linear-probe", 0), (-6.0, "random", 1)):
+        announce_scores({}, {"fitted": False, "metric": "r2", "score": score}, started)
         assert caplog.text.count("A head that starts at random does not reach numbers far from 0") == told
 
 

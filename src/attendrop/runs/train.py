@@ -189,7 +189,7 @@ def _train(
     # Score it, and write the results.
     scores = run_trainer.score_model(final, trainer, encoded, selected)
     metrics = run_trainer.run_metrics(run, final, trainer, encoded, scores, selected)
-    announce_scores(scores, metrics["train_fit"])
+    announce_scores(scores, metrics["train_fit"], metrics["training"]["head_init"])
     if config.accept is not None:
         logger.info("%s", promise(metrics["accept"]))
     metrics["data"]["report"] = report
@@ -511,7 +511,9 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         logger.info("Measured for %s: %s", run.method.name, run.method.evidence)
 
 
-def announce_scores(scores: Mapping[str, Mapping[str, Any]], fit: Mapping[str, Any]) -> None:
+def announce_scores(
+    scores: Mapping[str, Mapping[str, Any]], fit: Mapping[str, Any], head_init: str | None = None
+) -> None:
     """Warn of a model that predicts one class for all rows of a set, or has not fitted its training rows."""
     for name, found in scores.items():
         if len(found["predicted"]) == 1 and sum(found["predicted"].values()) >= found["rows"] > 1:
@@ -519,7 +521,7 @@ def announce_scores(scores: Mapping[str, Mapping[str, Any]], fit: Mapping[str, A
             logger.warning("The model predicts %r for all %d rows of %s.", answer, found["rows"], name)
     if not fit["fitted"]:
         told = "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate."
-        if fit["metric"] == "r2" and fit["score"] < 0:  # worse than the mean
+        if fit["metric"] == "r2" and fit["score"] < 0 and head_init == "random":  # worse than the mean
             told += " A head that starts at random does not reach numbers far from 0: divide them, or try pooling mean."
         logger.warning(told, fit["metric"], fit["score"])
 
