@@ -502,7 +502,7 @@ def layer_curves(points: Sequence[tuple[str, float, float]]) -> tuple[alt.LayerC
     near = alt.Scale(domain=[max(0, min(heights) - 0.05), min(1, max(heights) + 0.05)], nice=False)
     legend = alt.Legend(title=None, orient="right", symbolLimit=100)
     base = base.encode(
-        x=alt.X("_x:Q", title="training step"),
+        x=alt.X("_x:Q", title="training step", axis=alt.Axis(tickMinStep=1)),
         y=alt.Y("_y:Q", title="probability of dropping", scale=near),
         color=alt.Color("_0:N", scale=alt.Scale(domain=layers, **colors), legend=legend),
     )
