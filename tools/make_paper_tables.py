@@ -223,7 +223,8 @@ def _item(found: dict[str, Any]) -> str:
     if note := found.get("note"):
         parts.append(f"{_sentence(note)}\n")
     missing = f" Not in it: {found['missing']}." if "missing" in found else ""
-    parts.append(f"Recipe {_link(recipe)}: {_size(recipe)}; needs {found['needs']}.{missing}\n")
+    needs = f"; needs {found['needs']}" if "needs" in found else ""
+    parts.append(f"Recipe {_link(recipe)}: {_size(recipe)}{needs}.{missing}\n")
     return "\n".join(parts)
 
 

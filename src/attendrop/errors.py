@@ -103,7 +103,7 @@ def suggestion(value: str, choices: tuple[str, ...]) -> str:
     close = get_close_matches(value.lower().replace("_", "-"), [c.replace("_", "-") for c in choices], n=1, cutoff=0.5)
     nearest = next((c for c in choices if close and c.replace("_", "-") == close[0]), None)
     hint = f" Did you mean {nearest!r}?" if nearest else ""
-    return f"{hint} Choose from: {', '.join(choices)}."
+    return f"{hint} Choose from: {', '.join(each or repr(each) for each in choices)}."
 
 
 def check_known(name: str, known: Collection[str], problem: str, listed: str) -> None:

@@ -17,6 +17,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
+from attendrop.extend import Method, MethodInfo
 from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.data import resolve_run
 from attendrop.studies import BASELINES
@@ -38,6 +39,10 @@ from attendrop.studies.executor import Event, RunSpec
 RUN_OPTIONS = ("model", "train_file", "eval_file", "test_fraction", "shots", "max_steps")
 DEFAULT = MethodSetting("ad-drop")
 OTHER = MethodSetting("ad-drop", {"p": 0.5})
+
+
+class Unregistered(Method):
+    info = MethodInfo("unregistered", "does nothing")
 
 
 @pytest.fixture
@@ -177,6 +182,7 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
         ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
         ({"methods": [ADDrop]}, r"A method is an object, such as ADDrop\(\), and not "),
+        ({"methods": [Unregistered()]}, r"Unregistered is not registered; call attendrop.register_method\(Unreg"),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
         (
             {"methods": [DEFAULT, MethodSetting("ad-drop", {"layers": "7"}), MethodSetting("mixout")]},

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import logging
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,10 +20,11 @@ import yaml
 from helpers import tiny
 from helpers.command_line import Captured
 
-from attendrop import cli
+from attendrop import RDrop, cli, register_method
 from attendrop.cli.app import PlainConsole
 from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
+from attendrop.methods.core import registry
 from attendrop.methods.core.options import option_types
 from attendrop.runs.config import RunConfig, Source, checked, declared
 from attendrop.studies.answer import Answer, answer
@@ -30,6 +35,7 @@ from attendrop.studies.study import (
     check_study_folder,
     default_folder,
     read_study,
+    run_study,
     write_compared,
 )
 
@@ -116,10 +122,49 @@ def test_settings_are_named_by_what_varies_and_hold_out_rows(folder: Path, tmp_p
     assert [specs[0].config.test_fraction for specs in study.settings.values()] == [0.0, 0.0, 0.25, 0.25]
 
 
+def test_options_of_data_are_in_place_of_what_they_exclude(folder: Path, tmp_path: Path) -> None:
+    """Otherwise `max_steps` of all runs would have overridden the epochs of one entry without a word."""
+    data = [{"task": "cola", "epochs": 2, "shots": 4}, {"task": "rte", "max_steps": 9}, "mrpc"]
+    run = {"max_steps": 7, "max_train_samples": 50}
+    study = read_study(write(tmp_path / "study.yaml", content(folder, data=data, run=run, seeds=1)))
+    configs = [specs[0].config for specs in study.settings.values()]
+    assert [(config.max_steps, config.epochs) for config in configs] == [(None, 2), (9, None), (7, None)]
+    assert [(config.max_train_samples, config.shots) for config in configs] == [(None, 4), (50, None), (50, None)]
+
+
+def test_a_study_without_its_reference_is_told_before_it_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("attendrop"), "propagate", True)
+    data = ["cola", {"task": "rte", "methods": ["r-drop", "mixout"]}]
+    monkeypatch.setattr(Runner, "run", lambda self, specs, on_event: sys.exit())
+    for reference in ("finetune", "r-drop alpha=0.5"):
+        study = read_study(write(tmp_path / "study.yaml", content(folder, data=data, reference=reference)))
+        with pytest.raises(SystemExit):
+            run_study(study, tmp_path / "out", workers=0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name!r} is not among the methods of rte, so none will be recommended there: add it, or name a reference."
+        for name in ("finetune", "r-drop alpha=0.5")
+    ]
+
+
+def test_a_dry_run_refuses_what_the_run_would(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    found = content(folder)
+    found["data"][0]["label_column"] = "labels"
+    assert cli.main(["study", write(tmp_path / "study.yaml", found), "--dry-run"]) != 0
+    assert "has no column 'labels'; did you mean 'label'?" in capsys.readouterr().err
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "finetune"}, "has an unknown key 'method' in study. Did you mean 'methods'?"),
     ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),
-    ({"data": ["cola", "cola"]}, "has two data named 'cola'; give each a 'name'."),
+    ({"data": ["cola", {"task": "cola", "shots": 2}]}, "has two data named 'cola'; give each a 'name'."),
+    ({"models": ["minilm", "minilm"]}, "has two data named 'pairs, model=minilm'; omit one."),
+    (
+        {"run": {"epochs": [1, 5], "max_steps": 9}},
+        "has epochs and max_steps in run, of which only one counts; omit the",
+    ),
+    ({"methods": [{"name": "mixout", "options": {"p": 2}}]}, "has the method 'mixout', which cannot be used: p=2 must"),
     ({"methods": [{"name": ["finetune", "r-drop"]}]}, "a method whose name is not text: ['finetune', 'r-drop']"),
     (
         {"data": ["cola", {"task": "rte", "methods": "finetune"}], "methods": [{"name": "finetune", "label": "Plain"}]},
@@ -238,11 +283,42 @@ def test_data_and_models_that_change_meanwhile_end_a_study(folder: Path, tmp_pat
         if event.kind == "finished":
             (own / changed).write_text((own / changed).read_text() + "\n")
 
-    with pytest.raises(AttendropError, match=r"or the model '.*', changed meanwhile"):
+    with pytest.raises(AttendropError, match=r"the model '.*', or the code .* changed meanwhile"):
         run(specs, own / "study", edit)
     again = run(specs, own / "study")
     assert len({result.folder for result in again}) == 2
     assert len(list((own / "study" / "runs").iterdir())) == 3  # that of the former data is another
+
+
+OWN_METHOD = """
+from attendrop.extend import Method, MethodInfo
+
+class Mine(Method):
+    info = MethodInfo("mine", "does nothing")
+"""
+
+
+def test_runs_of_an_own_method_are_those_of_its_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, runs of its former code would be kept, and averaged with new ones."""
+    for name in ("_METHODS", "_OF_PROGRAM"):
+        monkeypatch.setattr(registry, name, getattr(registry, name).copy())
+    file, places = tmp_path / "own_method.py", []
+    monkeypatch.syspath_prepend(tmp_path)
+    for code in (OWN_METHOD, OWN_METHOD + "# changed\n", OWN_METHOD):
+        file.write_text(code)
+        monkeypatch.delitem(sys.modules, "own_method", raising=False)
+        register_method(importlib.import_module("own_method").Mine)
+        spec, runner = RunSpec(tiny.config(folder, method="mine+r-drop")), Runner(tmp_path)
+        places.append(runner.folder_of(spec))
+    assert places[0] == places[2] != places[1]
+    file.write_text("# edited\n" + OWN_METHOD)
+    with pytest.raises(AttendropError, match=r"or the code of the method 'mine\+r-drop' changed meanwhile"):
+        runner.folder_of(spec)
+    monkeypatch.setitem(sys.modules, "__main__", module := ModuleType("__main__"))  # typed in: it has no code
+    exec(OWN_METHOD, module.__dict__)
+    assert registry.own_code_sha256(module.Mine()) == registry.own_code_sha256(RDrop()) == ""
 
 
 def test_what_a_crash_left_does_not_end_a_study(folder: Path, tmp_path: Path) -> None:

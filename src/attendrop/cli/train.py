@@ -23,6 +23,7 @@ from attendrop.runs.config import (
     checked,
     convert_option,
     names,
+    overridden,
     partial_of,
     preset,
     read_run_file,
@@ -41,11 +42,6 @@ _DATA = ui.Groups(
 _TRAINING = (
     *("start", "optimization", "length", "sample", "selection", "score", "logs", "checkpoints", "seed", "machine"),
 )
-# By option on the command line, that of a file or a preset which it excludes, or which would take precedence.
-_IN_PLACE_OF = {
-    **{"epochs": "max_steps", "shots": "max_train_samples", "max_train_samples": "shots"},
-    **{"eval_file": "test_fraction", "test_fraction": "eval_file", "bf16": "fp16", "fp16": "bf16"},
-}
 
 
 @ui.app.command()
@@ -126,7 +122,7 @@ def study(
     """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
     from attendrop.studies.study import default_folder, read_study, run_study
 
-    found = read_study(file, on_data=None if dry_run else partial(announce_files, quiet=True))
+    found = read_study(file, on_data=partial(announce_files, quiet=True))
 
     from attendrop.cli.progress import StudyProgress
     from attendrop.studies.answer import method_label
@@ -243,10 +239,7 @@ def _read_run(
     of_file = options.pop("preset", None)
     named = of_file if named is None else named
     of_preset = {} if named is None else preset(named, options.get("task"), method)
-    options = of_preset | options
-    for name, other in _IN_PLACE_OF.items():
-        if line.get(name) and other not in line:
-            options.pop(other, None)
+    options = overridden(of_preset | options, line)
     of_method = dict(of_preset.get("options", {}))
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})

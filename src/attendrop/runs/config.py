@@ -647,6 +647,19 @@ def read_yaml(path: str | Path, what: str) -> Any:
         raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
 
 
+# By option, another that it excludes, or that would take precedence.
+IN_PLACE_OF = {
+    **{"epochs": "max_steps", "shots": "max_train_samples", "max_train_samples": "shots"},
+    **{"eval_file": "test_fraction", "test_fraction": "eval_file", "bf16": "fp16", "fp16": "bf16"},
+}
+
+
+def overridden(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of runs, with ``others`` in place of them and of those which they exclude."""
+    excluded = {IN_PLACE_OF.get(name) for name, value in others.items() if value} - {*others}
+    return {name: value for name, value in options.items() if name not in excluded} | {**others}
+
+
 def read_run_file(path: str) -> dict[str, Any]:
     """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
 

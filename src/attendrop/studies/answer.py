@@ -305,7 +305,7 @@ class Rule(NamedTuple):
     says: str
 
 
-_FEW = "{seeds} in common of {candidate} and {reference} are too few to tell: take {least} or more."
+_FEW = "{seeds} in common of {candidate} and {reference}: too few to tell, take {least} or more."
 _NO_ROWS = (
     "The runs have no scores by row, or of different rows, so nothing is known of other rows: compare in a new folder, "
     "with two evaluation rows or more."

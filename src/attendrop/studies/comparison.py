@@ -75,7 +75,13 @@ def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | None) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
-    from attendrop.methods.core.registry import build_method, check_method, given_options, spelled_options
+    from attendrop.methods.core.registry import (
+        build_method,
+        check_method,
+        given_options,
+        method_names,
+        spelled_options,
+    )
 
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
     found: list[MethodSetting] = []
@@ -84,7 +90,10 @@ def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | N
     for each in given if isinstance(given, Sequence) else [given]:
         setting = MethodSetting(each) if isinstance(each, str) else each
         if not isinstance(setting, MethodSetting):
-            setting = MethodSetting(check_method(each).name, given_options(each.name, each.options()))
+            own = (type(part).__name__ for part in check_method(each).parts if part.name not in method_names())
+            if unknown := next(own, None):
+                raise AttendropError(f"{unknown} is not registered; call attendrop.register_method({unknown}) first.")
+            setting = MethodSetting(each.name, given_options(each.name, each.options()))
         method = build_method(setting.method, setting.options)
         setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
         rate = None if method.name == REFERENCE else setting.learning_rate

@@ -229,9 +229,9 @@ class Runner:
     def folder_of(self, spec: RunSpec) -> Path:
         """Find the folder of a run, such as ``cola-finetune-seed0-1a2b3c4d``; of a long name, the end is kept.
 
-        Raises AttendropError if its data or model changed meanwhile, or worker processes do not know its method.
+        Raises AttendropError if its data, model or own method changed meanwhile, or worker processes do not know that.
         """
-        from attendrop.methods.core.registry import is_of_this_program
+        from attendrop.methods.core.registry import is_of_this_program, own_code_sha256
 
         config = spec.config
         if type(self) is not Runner and is_of_this_program(config.method):
@@ -240,15 +240,17 @@ class Runner:
                 "this one, workers=0, or declare an entry point in its package."
             )
         source = json.dumps([config.task, *(getattr(config, name) for name in PATHS)])
-        digest = data_sha256(config) + model_sha256(config.model)
-        if self._digests.setdefault(source, digest) != digest:
+        digest, code = data_sha256(config) + model_sha256(config.model), own_code_sha256(config.regularizer)
+        digests = self._digests.setdefault(source, digest), self._digests.setdefault(config.method, code)
+        if digests != (digest, code):
             raise AttendropError(
-                f"The data of {config.train_file or config.task}, or the model '{config.model}', changed meanwhile, so "
-                "earlier runs used other ones. Start again, so that all runs use the same."
+                f"The data of {config.train_file or config.task}, the model '{config.model}', or the code of the "
+                f"method '{config.method}' changed meanwhile, so earlier runs used another. Start again, so that all "
+                "runs use the same."
             )
         data = config.task or Path(config.train_file or "").stem
         readable = re.sub(r"[^A-Za-z0-9+._-]", "_", f"{data}-{spec.method}-seed{config.seed}")
-        return self.folder / RUNS / f"{readable[-_LONGEST_NAME:]}-{spec.key(digest)[:8]}"
+        return self.folder / RUNS / f"{readable[-_LONGEST_NAME:]}-{spec.key(digest + code)[:8]}"
 
     def run(self, specs: Iterable[RunSpec], on_event: OnEvent = lambda event: None) -> list[Event]:
         """Perform runs; one that is finished in its folder is not run again, and of equal ones, one is run.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError, check_choice, suggestion
-from attendrop.runs.config import PATHS, RunConfig, convert_option, read_yaml
+from attendrop.runs.config import IN_PLACE_OF, PATHS, RunConfig, convert_option, overridden, read_yaml
 from attendrop.runs.run_folder import LOCK, read_json
 from attendrop.studies import BASELINES
 from attendrop.studies.executor import (
@@ -42,6 +43,7 @@ from attendrop.wording import csv_of_records
 if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
     from attendrop.studies.results import Results
 
+logger = logging.getLogger(__name__)
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 _EXAMPLES = {
     "study": "{data: cola, methods: finetune, seeds: 5}",
@@ -109,13 +111,14 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
         baselines = _listed(given.pop("baselines", content.get("baselines")) or [])
         for baseline in baselines:
             check_choice("baseline", baseline, BASELINES)
-        for options, varied in reader.grid(shared | reader.run_options("data", given)):
+        for options, varied in reader.grid(overridden(shared, reader.run_options("data", given))):
             source = "task" if "task" in options else "train_file"
             if not name:
                 varied.pop(source, None)
             named = ", ".join([name or Path(options.get(source, "files")).stem, *varied.values()])
             if named in points:
-                raise reader.error(f"has two data named {named!r}; give each a 'name'.")
+                twice = "; omit one" if points[named][0] == options else "; give each a 'name'"
+                raise reader.error(f"has two data named {named!r}{twice}.")
             points[named] = options, methods, baselines
     runs = len(seeds) * sum(len(methods) + len(baselines) for _, methods, baselines in points.values())
     check_number_of_runs(runs, reader.named)
@@ -135,7 +138,10 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
         for seed in dict.fromkeys(seeds):
             called: dict[str, RunSpec] = {}
             for label, method, options, own_label in labelled:
-                own = replace(config, method=method, options=options, seed=seed)
+                try:
+                    own = replace(config, method=method, options=options, seed=seed)
+                except AttendropError as error:
+                    raise reader.error(f"has the method {method!r}, which cannot be used: {error}") from None
                 spec = RunSpec(own, label=own_label)
                 same = called.setdefault(label, spec)
                 if same.config.regularizer != own.regularizer or label in baselines:
@@ -181,7 +187,11 @@ class _Reader:
 
     def run_options(self, where: str, given: Any) -> dict[str, Any]:
         """Read options of runs by the names of the command line, or lists of their values."""
-        return {name: self.option(name, value) for name, value in self.mapping(where, given, _OF_RUN).items()}
+        found = {name: self.option(name, value) for name, value in self.mapping(where, given, _OF_RUN).items()}
+        for name, other in IN_PLACE_OF.items():
+            if found.get(name) and found.get(other):
+                raise self.error(f"has {name} and {other} in {where}, of which only one counts; omit the other.")
+        return found
 
     def option(self, name: str, value: Any) -> Any:
         """Convert an option of a run, or a list of its values; replace variables in paths, then ``~``."""
@@ -251,8 +261,14 @@ def run_study(
     Raises:
         AttendropError: The folder holds something else, or another process uses it.
     """
+    from attendrop.studies.answer import method_label
+
     folder = Path(folder)
     check_study_folder(folder, file=file)
+    for name, specs in study.settings.items():
+        if study.reference not in {method_label(spec.described()) for spec in specs}:
+            told = "%r is not among the methods of %s, so none will be recommended there: add it, or name a reference."
+            logger.warning(told, study.reference, name)
     runs = [(name, spec) for name, specs in study.settings.items() for spec in specs]
     runs.sort(key=lambda run: run[1].config.seed)
     with open_runner(folder, workers=workers, backend=backend) as runner:

@@ -151,9 +151,9 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     rows_of: dict[int, list[int]] = {stratum: [] for stratum in range(len(names))}
     for row in _shuffled(len(dataset), seed):
         rows_of[strata[row]].append(row)
-    if few := [f"{name} {len(rows)}" for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k]:
+    if few := [f"{len(rows)} of {name}" for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k]:
         more = ", ..." if len(few) > _SHOWN else ""
-        warnings.warn(f"fewer than {k} rows, all taken, have {', '.join(few[:_SHOWN])}{more}.", stacklevel=2)
+        warnings.warn(f"Fewer than {k} rows, so all: {', '.join(few[:_SHOWN])}{more}.", stacklevel=2)
     return dataset.select(sorted(row for rows in rows_of.values() for row in rows[:k]))
 
 

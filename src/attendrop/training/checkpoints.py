@@ -106,7 +106,10 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     for folder in sorted(numbered, key=lambda folder: int(folder.name[11:]), reverse=True):
         if is_complete(folder):
             return folder
-        logger.warning(f"Skipped {folder}: it is not complete; the process probably died while writing it.")
+        why = "is not complete; the process probably died while writing it"
+        if not (folder / MANIFEST).exists():
+            why = f"has no {MANIFEST}: the process died while writing it, or it is another trainer's"
+        logger.warning(f"Skipped {folder}: it {why}.")
     return None
 
 

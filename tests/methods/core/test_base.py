@@ -93,7 +93,9 @@ def test_compositions_are_flattened_and_named_after_their_parts() -> None:
     assert [part.name for part in method.parts] == ["ad-drop", "r-drop", "mixout"]
     assert method == Compose(ALWAYS, RDrop(), Mixout())
     assert method != Compose(ALWAYS, RDrop(), Mixout(p=0.8))
-    for methods, message in (((ADDrop(),), "two or more methods, not 1"), ((ADDrop(), ADDrop(p=0.4)), "given twice")):
+    refused: dict[str, Any] = {"or more methods, not 1": [ADDrop()], "given twice": [ADDrop(), ADDrop(p=0.4)]}
+    refused["takes methods, .* and not 'r-drop'"] = [ADDrop(), "r-drop"]
+    for message, methods in refused.items():
         with pytest.raises(AttendropError, match=message):
             Compose(*methods)
 

@@ -7,9 +7,12 @@ Third-party packages register methods with :func:`register_method`, or with an e
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -76,6 +79,19 @@ def is_of_this_program(name: str) -> bool:
     """Return whether a method, or one joined by ``+``, was registered in this program only."""
     _load_plugins()
     return any(each.strip() in _OF_PROGRAM for each in name.split("+"))
+
+
+def own_code_sha256(method: Method) -> str:
+    """Hash the code of what of a method is not the project's: SHA-256, in hexadecimal; empty if nothing is.
+
+    That is the file of each class, but of one in the program itself, which also has other parts, the class alone.
+    """
+    code = list[str]()
+    for kind in dict.fromkeys(each for part in method.parts for each in type(part).__mro__ if issubclass(each, Method)):
+        if kind.__module__.partition(".")[0] not in ("attendrop", "attendrop_methods"):
+            with suppress(OSError, TypeError):  # typed into an interpreter
+                code += inspect.getsource(kind) if kind.__module__ == "__main__" else inspect.findsource(kind)[0]
+    return hashlib.sha256("".join(code).encode()).hexdigest() if code else ""
 
 
 def get_method(name: str) -> type[Method]:
