@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import linecache
 import logging
 import re
 import shutil
@@ -316,8 +317,19 @@ def test_runs_of_an_own_method_are_those_of_its_code(
     file.write_text("# edited\n" + OWN_METHOD)
     with pytest.raises(AttendropError, match=r"or the code of the method 'mine\+r-drop' changed meanwhile"):
         runner.folder_of(spec)
-    monkeypatch.setitem(sys.modules, "__main__", module := ModuleType("__main__"))  # typed in: it has no code
-    exec(OWN_METHOD, module.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", module := ModuleType("__main__"))
+
+    def sha256_of(cell: str, name: str) -> str:
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+        exec(compile(cell, name, "exec"), module.__dict__)
+        return registry.own_code_sha256(module.Mine())
+
+    acts = OWN_METHOD + "    def active(self, epoch):\n        return True\n"
+    found = [
+        sha256_of(cell, name) for name, cell in {"1": acts, "2": acts + "1 + 1", "3": acts.replace("True", "0")}.items()
+    ]
+    assert found[0] == found[1] != found[2]
+    exec(acts, module.__dict__)  # typed in: it has no code
     assert registry.own_code_sha256(module.Mine()) == registry.own_code_sha256(RDrop()) == ""
 
 

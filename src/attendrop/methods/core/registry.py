@@ -84,13 +84,16 @@ def is_of_this_program(name: str) -> bool:
 def own_code_sha256(method: Method) -> str:
     """Hash the code of what of a method is not the project's: SHA-256, in hexadecimal; empty if nothing is.
 
-    That is the file of each class, but of one in the program itself, which also has other parts, the class alone.
+    That is the file of each class, but of one in a program or notebook, which also have other parts, its functions.
     """
-    code = list[str]()
-    for kind in dict.fromkeys(each for part in method.parts for each in type(part).__mro__ if issubclass(each, Method)):
-        if kind.__module__.partition(".")[0] not in ("attendrop", "attendrop_methods"):
-            with suppress(OSError, TypeError):  # typed into an interpreter
-                code += inspect.getsource(kind) if kind.__module__ == "__main__" else inspect.findsource(kind)[0]
+    code, kinds = list[str](), {kind: None for part in method.parts for kind in type(part).__mro__}
+    for kind in kinds:
+        if not issubclass(kind, Method) or kind.__module__.partition(".")[0] in ("attendrop", "attendrop_methods"):
+            continue
+        of_program = kind.__module__ == "__main__"
+        for each in filter(inspect.isfunction, vars(kind).values()) if of_program else [kind]:
+            with suppress(OSError, TypeError):  # generated, or typed into an interpreter
+                code += inspect.getsource(each) if of_program else inspect.findsource(each)[0]
     return hashlib.sha256("".join(code).encode()).hexdigest() if code else ""
 
 
