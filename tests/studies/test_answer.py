@@ -84,11 +84,11 @@ def test_no_interval_holds_what_no_difference_can_be() -> None:
         ),
         (runs("ad-drop", THREE) + runs("r-drop", NOISY), "undecided", "finetune", "(r-drop: accuracy -0.018 ["),
         ([], "alone", "finetune", "No other method has a result."),
-        (runs("ad-drop", AHEAD[:3]), "few seeds", None, "3 seeds in common of ad-drop and plain fine-tuning are too"),
+        (runs("ad-drop", AHEAD[:3]), "few seeds", None, "3 seeds in common of ad-drop and plain fine-tuning: too few"),
         (runs("ad-drop", AHEAD) + runs("frozen", HIGH), "behind", "frozen", "accuracy -0.035 [-0.045, -0.024])."),
         (runs("frozen", EQUAL), "negligible", "frozen", "(plain fine-tuning: accuracy +0.001 [+0.000, +0.002])."),
         (runs("frozen", NOISY), "undecided", "frozen", "(plain fine-tuning: accuracy +0.018 [-0.021, +0.057])."),
-        (runs("tfidf", HIGH[:3]), "few seeds", None, "of plain fine-tuning and the TF-IDF model (tfidf) are too few"),
+        (runs("tfidf", HIGH[:3]), "few seeds", None, "of plain fine-tuning and the TF-IDF model (tfidf): too few"),
     ],
 )
 def test_what_is_recommended(others: list[Run], why: str, use: str | None, says: str) -> None:
