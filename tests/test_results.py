@@ -75,6 +75,13 @@ def test_the_papers_claims_follow_from_the_kept_scores() -> None:
     assert make_paper_tables.at_full_size() in make_paper_tables.PAGE.read_text(encoding="utf-8")
 
 
+def test_what_the_readme_says_of_the_papers_claims_is_in_their_table() -> None:
+    (said,) = re.findall(r"\*\*The papers' claims.*?\n\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    table, figures = make_paper_tables.at_full_size(), re.findall(r"[+-][\d.]+ \[[^]]+\]", " ".join(said.split()))
+    assert "none is shown" in said and "*holds*" not in table and "*contradicted*" not in table
+    assert figures and all(f"{figure}, 3 seeds: *not shown*" in table for figure in figures)
+
+
 @pytest.mark.parametrize(
     ("gain", "verdict"),
     [(0.3, "*holds*"), (0.02, "*not shown*"), (-0.02, "*not shown*"), (-0.3, "*contradicted*"), (None, "not run")],
