@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"models": ["minilm", "minilm"]}, "has two data named 'pairs, model=minilm'; omit one."),
     (
         {"run": {"epochs": [1, 5], "max_steps": 9}},
-        "has epochs and max_steps in run, of which only one counts; omit the",
+        "has epochs and max_steps in run, which exclude each other; omit one.",
     ),
     ({"methods": [{"name": "mixout", "options": {"p": 2}}]}, "has the method 'mixout', which cannot be used: p=2 must"),
     ({"methods": [{"name": ["finetune", "r-drop"]}]}, "a method whose name is not text: ['finetune', 'r-drop']"),
@@ -325,9 +325,8 @@ def test_runs_of_an_own_method_are_those_of_its_code(
         return registry.own_code_sha256(module.Mine())
 
     acts = OWN_METHOD + "    def active(self, epoch):\n        return True\n"
-    found = [
-        sha256_of(cell, name) for name, cell in {"1": acts, "2": acts + "1 + 1", "3": acts.replace("True", "0")}.items()
-    ]
+    cells = acts, acts + "1 + 1", acts.replace("True", "0")
+    found = [sha256_of(cell, f"cell {number}") for number, cell in enumerate(cells)]
     assert found[0] == found[1] != found[2]
     exec(acts, module.__dict__)  # typed in: it has no code
     assert registry.own_code_sha256(module.Mine()) == registry.own_code_sha256(RDrop()) == ""

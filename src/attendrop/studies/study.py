@@ -190,7 +190,7 @@ class _Reader:
         found = {name: self.option(name, value) for name, value in self.mapping(where, given, _OF_RUN).items()}
         for name, other in IN_PLACE_OF.items():
             if found.get(name) and found.get(other):
-                raise self.error(f"has {name} and {other} in {where}, of which only one counts; omit the other.")
+                raise self.error(f"has {name} and {other} in {where}, which exclude each other; omit one.")
         return found
 
     def option(self, name: str, value: Any) -> Any:

@@ -94,7 +94,7 @@ def test_compositions_are_flattened_and_named_after_their_parts() -> None:
     assert method == Compose(ALWAYS, RDrop(), Mixout())
     assert method != Compose(ALWAYS, RDrop(), Mixout(p=0.8))
     refused: dict[str, Any] = {"or more methods, not 1": [ADDrop()], "given twice": [ADDrop(), ADDrop(p=0.4)]}
-    refused["takes methods, .* and not 'r-drop'"] = [ADDrop(), "r-drop"]
+    refused |= {"takes methods, .* and not 'r-drop'": [ADDrop(), "r-drop"], "and not None": [ADDrop(), None]}
     for message, methods in refused.items():
         with pytest.raises(AttendropError, match=message):
             Compose(*methods)

@@ -564,8 +564,8 @@ class Compose(Method):
     methods: tuple[Method, ...]
 
     def __init__(self, *methods: Method) -> None:
-        if wrong := next((each for each in methods if not isinstance(each, Method)), None):
-            raise AttendropError(f"Compose takes methods, such as Compose(ADDrop(), RDrop()), and not {wrong!r}.")
+        if wrong := [each for each in methods if not isinstance(each, Method)]:
+            raise AttendropError(f"Compose takes methods, such as Compose(ADDrop(), RDrop()), and not {wrong[0]!r}.")
         flat = tuple(part for method in methods for part in method.parts)
         if len(flat) < 2:
             raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")

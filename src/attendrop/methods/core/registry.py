@@ -86,15 +86,15 @@ def own_code_sha256(method: Method) -> str:
 
     That is the file of each class, but of one in a program or notebook, which also have other parts, its functions.
     """
-    code, kinds = list[str](), {kind: None for part in method.parts for kind in type(part).__mro__}
-    for kind in kinds:
+    code = ""
+    for kind in dict.fromkeys(kind for part in method.parts for kind in type(part).__mro__):
         if not issubclass(kind, Method) or kind.__module__.partition(".")[0] in ("attendrop", "attendrop_methods"):
             continue
         of_program = kind.__module__ == "__main__"
         for each in filter(inspect.isfunction, vars(kind).values()) if of_program else [kind]:
             with suppress(OSError, TypeError):  # generated, or typed into an interpreter
-                code += inspect.getsource(each) if of_program else inspect.findsource(each)[0]
-    return hashlib.sha256("".join(code).encode()).hexdigest() if code else ""
+                code += inspect.getsource(each) if of_program else "".join(inspect.findsource(each)[0])
+    return hashlib.sha256(code.encode()).hexdigest() if code else ""
 
 
 def get_method(name: str) -> type[Method]:
