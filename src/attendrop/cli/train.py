@@ -134,7 +134,7 @@ def study(
             for spec in specs
         ]
         lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
-        ui.show(listed, "\n".join([*lines, f"{len(found.specs)} runs"]), quiet=quiet, as_json=as_json)
+        ui.show(listed, "\n".join([*lines, counted(len(found.specs), "run")]), quiet=quiet, as_json=as_json)
         return
     folder, runs = Path(output_dir or default_folder(file)), len(found.specs)
     with ui.messages(quiet=quiet) as console, closing(StudyProgress(console, runs, quiet=quiet)) as progress:
