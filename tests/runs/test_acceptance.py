@@ -127,6 +127,8 @@ def test_the_threshold_is_kept_predicted_with_and_told(
     shorter = Source(file=str(files / "told.csv"), max_length=7)
     assert "accept" not in evaluate(run, shorter, report=True)["report"]
     assert "accept" not in prune_run(run, str(files / "pruned"), layers="0")
+    (files / "run" / "run.json").unlink()  # as is said to do if other weights are meant
+    assert "accepted" not in load(run).predict(texts[:1], probabilities=True)[0]
 
 
 def test_neither_rows_that_were_trained_on_nor_the_same_text_twice_say_what_to_accept(files: Path) -> None:
@@ -172,11 +174,13 @@ def test_of_a_task_the_rows_that_chose_the_threshold_are_told(
 
 
 @pytest.mark.slow
-def test_other_programs_find_the_threshold(files: Path) -> None:
+@pytest.mark.parametrize("accept", [ACCEPT, 0.99])
+def test_other_programs_find_the_threshold_or_that_there_is_none(files: Path, accept: float) -> None:
     import onnx
 
-    kept = train(tiny.config(files, method="finetune", accept=ACCEPT, **LINEAR, **data_of(files)))["accept"]
+    kept = train(tiny.config(files, method="finetune", accept=accept, **LINEAR, **data_of(files)))["accept"]
     run = str(files / "run")
+    assert (kept["threshold"] is None) == (accept == 0.99)
     export_run(run, str(files / "served"))
     entries = {each.key: each.value for each in onnx.load(files / "served" / "model.onnx").metadata_props}
     assert entries["accept_from"] == str(kept["threshold"])

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,15 @@ def test_rows_that_are_cut_are_counted_and_a_model_trains_on_after_predicting(
     before = [module.training for module in model.modules()]
     model.predict(texts)
     assert caplog.text.count(told) == 3 and [module.training for module in model.modules()] == before
+
+
+def test_threads_get_the_answers_that_one_gets(runs: Path) -> None:
+    """They share a tokenizer, which cuts texts for one thread, and counts the tokens of whole texts for another."""
+    texts = [f"the cat sees a dog {number} " * 9 for number in range(20)]
+    alone, shared = attendrop.load(runs / "single"), attendrop.load(runs / "single")
+    expected = [alone.predict([text], probabilities=True) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda text: shared.predict([text], probabilities=True), texts * 20)) == expected * 20
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -94,7 +94,7 @@ def export_run(
             length = min(length, getattr(run.tokenizer, "model_max_length", length))
             read = {"max_length": length, "long_texts": run.options.get("long_texts")}
             if run.accept is not None and quantize is None:  # with eight bits, probabilities are others
-                read["accept_from"] = run.accept["threshold"]
+                read["accept_from"] = str(run.accept["threshold"])  # "None" if none is accepted
             metadata = {name: str(value) for name, value in read.items() if value is not None}
             found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
         if quantize is not None:

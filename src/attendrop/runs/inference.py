@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -83,6 +84,8 @@ _TERMS: tuple[dict[str, Any], ...] = (
     {"token_pattern": r"\w+", "ngram_range": (1, 2)},
     {"analyzer": "char_wb", "ngram_range": (2, 5)},
 )
+# A fast tokenizer keeps whether and where it truncates: another thread must not set it in between.
+_TOKENIZING = threading.Lock()
 logger = logging.getLogger(__name__)
 
 
@@ -339,13 +342,13 @@ class RunModel:
         """Encode rows as the run did, but for what the source says; return them with outputs, and how many are cut."""
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
         limit = self.task_type.length_limit(self.tokenizer, wanted, columns)
-        encoded = encode_columns(columns, task, self.tokenizer, limit)
+        cuts = task.long_texts == HEAD and not (isinstance(self.model, BaselineModel) and self.model.encoder is None)
+        with _TOKENIZING:
+            encoded = encode_columns(columns, task, self.tokenizer, limit)
+            cut = truncated_rows(columns, encoded, task, self.tokenizer, limit) if cuts else 0
         how: tuple[Any, ...] = (encoded, source.batch_size, source.device)
         if not encoded["length"]:  # the head left all rows out
             return encoded, np.empty(0), 0
-        if isinstance(self.model, BaselineModel) and self.model.encoder is None:
-            return encoded, self.model.outputs(columns, *how), 0
-        cut = truncated_rows(columns, encoded, task, self.tokenizer, limit) if task.long_texts == HEAD else 0
         if isinstance(self.model, BaselineModel):
             return encoded, self.model.outputs(columns, *how), cut
         return encoded, predict_outputs(self.model, self.tokenizer, self.task_type, *how), cut
@@ -415,7 +418,10 @@ def load_run(
     is not whole or has no trained head.
     """
     run_folder.check_finished(run_dir)
-    options, accept = run_folder.run_options(run_dir), (run_folder.read_metrics(Path(run_dir)) or {}).get("accept")
+    folder = Path(run_dir)
+    options, metrics = run_folder.run_options(run_dir), run_folder.read_metrics(folder)
+    # Without run.json nobody knows whether the model is still the one whose answers were counted.
+    accept = metrics.get("accept") if metrics and run_folder.read_run(folder) is not None else None
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
         options = options or dict(baseline.options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,12 @@ from attendrop.errors import AttendropError
 from attendrop.pruning.pruned_model import PrunedModel, load_model
 from attendrop.runs.run_folder import check_whole
 from attendrop.support.files import BASELINE_CONFIG, first_line
+from attendrop.support.models import compute_device
 
 if TYPE_CHECKING:
     from attendrop.runs.inference import RunModel
+
+_FIRST = threading.Lock()  # of several threads, one prepares the model
 
 
 def load(folder: str | Path) -> Any:
@@ -50,6 +54,8 @@ def load(folder: str | Path) -> Any:
 class TextPredictor:
     """Prediction of texts with the model in a folder, as ``attendrop predict`` does, with the settings of its run.
 
+    Threads may call it at the same time, such as those of a server, while the model is in evaluation mode.
+
     ``model`` is the loaded one, moved to a GPU by the first call if there is one; None for a baseline.
     """
 
@@ -81,8 +87,13 @@ class TextPredictor:
                 from attendrop.runs.inference import load_run
             except ModuleNotFoundError as error:
                 raise AttendropError(f"predict needs {error.name}; run `pip install 'attendrop[cli]'`.") from None
-            inner = self.model.model if isinstance(self.model, PrunedModel) else self.model
-            self.run = load_run(str(self.folder), model=inner)
+            with _FIRST:
+                inner = self.model.model if isinstance(self.model, PrunedModel) else self.model
+                if self.run is None:
+                    run = load_run(str(self.folder), model=inner)
+                    if inner is not None:
+                        inner.to(compute_device("auto"))
+                    self.run = run
         return self.run.predict_texts(texts, probabilities=probabilities)
 
     __call__ = predict

@@ -213,7 +213,7 @@ class PredictionWriter:
             logger.warning(
                 "%s has %s beginning with =, +, - or @, which spreadsheets compute when they open it; "
                 "--escape-formulas writes an apostrophe there.",
-                *(self.path, counted(self._formulas, "cell")),
+                *("The output" if str(self.path) == STDIN else self.path, counted(self._formulas, "cell")),
             )
 
 
