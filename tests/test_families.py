@@ -11,6 +11,7 @@ from helpers import families
 from helpers.families import row
 from packaging.version import Version
 
+from attendrop import ADDrop
 from attendrop.runs.model_loading import examine
 
 TABLE = json.loads((Path(__file__).parent.parent / "docs" / "models.json").read_text(encoding="utf-8"))
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     Version(transformers.__version__) < Version(TABLE["transformers"]), reason="the table is of a newer transformers"
 )
 ROWS = {found["family"]: found for found in TABLE["rows"]}
-SAMPLE = ("bert", "bloom", "deberta-v2", "gpt_oss", "llava", "pegasus_x", "whisper")
+SAMPLE = ("bert", "bloom", "deberta-v2", "gpt_oss", "llava", "pegasus_x", "segformer", "swin", "whisper")
 every_family = pytest.mark.parametrize(
     "family", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
 )
@@ -33,6 +34,10 @@ def test_the_table_has_a_row_for_each_family_and_80_at_least_were_tried() -> Non
 @every_family
 def test_a_family_does_what_the_table_says(family: str) -> None:
     assert row(family) == ROWS[family]
+
+
+def test_units_are_dropped_where_heads_have_masks_of_their_own() -> None:
+    families.assert_acts(*families.any_model("swin"), ADDrop(p=0.5, q=0.5, units="hidden", layers="all"))
 
 
 @every_family

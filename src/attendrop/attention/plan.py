@@ -94,7 +94,8 @@ class AttentionCall:
         """Find the query positions that something may attend to, ``(batch, 1, query, 1)``; None: all, or not known."""
         if self.valid is None or self.layer.kind == "cross" or self.shape[2] != self.shape[3]:
             return None
-        return self.valid.any(-2, keepdim=True).transpose(-1, -2)
+        found = self.valid.any(-2, keepdim=True).transpose(-1, -2)
+        return found if len(found[0]) == 1 else found.any(1, keepdim=True)  # heads may have masks of their own
 
 
 class DropoutDraws:

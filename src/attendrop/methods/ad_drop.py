@@ -249,12 +249,15 @@ class ADDropState(MethodState):
         by_layer = self._attribute(context, attention_layers, draws)
 
         def candidates(call: AttentionCall) -> DroppedScores:
-            masks, signals = zip(*(by_layer[layer.key] for layer in call.layers), strict=True)
+            masks, signals, _ = zip(*(by_layer[layer.key] for layer in call.layers), strict=True)
             signal, rows = torch.cat(signals), call.valid_queries()
             signal = signal if rows is None else signal & rows
             return DroppedScores(torch.cat([mask() for mask in masks]), signal, whole_rows=False)
 
-        return self.dropping(context, method.q, candidates, keys=by_layer.keys(), draws=draws)
+        def shape(layer: AttentionLayer) -> torch.Size:
+            return by_layer[layer.key][2]
+
+        return self.dropping(context, method.q, candidates, keys=by_layer.keys(), draws=draws, alike=shape)
 
     def dropping(
         self,
@@ -264,6 +267,7 @@ class ADDropState(MethodState):
         *,
         keys: Collection[str] | None = None,
         draws: DropoutDraws | None = None,
+        alike: Callable[[AttentionLayer], object] | None = None,
         row_pass: RowPass | None = None,
     ) -> RandomMaskPlan:
         """Make the plan that drops with probability ``q``: any positions or units, or the candidates of a call."""
@@ -290,24 +294,25 @@ class ADDropState(MethodState):
             return replace(edit, draws=draws)
 
         if self.method.units == "attention":
-            known: dict[str, Any] = {}
+            known: dict[str, Any] = {"alike": alike}
             if row_pass is not None:
-                known = {"origins": row_pass.origins, "sizes": row_pass.sizes}
+                known |= {"origins": row_pass.origins, "sizes": row_pass.sizes}
             return RandomMaskPlan(self.method, context, keys=keys, drops=drops, **known)
         return RandomMaskPlan(self.method, context, make, keys)
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
-    ) -> dict[str, tuple[Callable[[], Tensor], Tensor]]:
-        """Find the candidates of each layer, and the rows with signal, see :class:`Region`.
+    ) -> dict[str, tuple[Callable[[], Tensor], Tensor, torch.Size]]:
+        """Find the candidates of each layer, the rows with signal, see :class:`Region`, and the candidates' shape.
 
         Candidates are kept as packed bits, about a thirtieth of the attribution's memory.
         """
         method, region = self.method, self.region(context)
 
-        def keep(call: AttentionCall, attribution: Tensor) -> list[tuple[Callable[[], Tensor], Tensor]]:
+        def keep(call: AttentionCall, attribution: Tensor) -> list[tuple[Callable[[], Tensor], Tensor, torch.Size]]:
             found = region(attribution, call.valid)
-            return list(zip(map(kept, call.split(found.mask)), call.split(found.signal), strict=True))
+            masks = call.split(found.mask)
+            return [(kept(mask), each, mask.shape) for mask, each in zip(masks, call.split(found.signal), strict=True)]
 
         if method.attribution == "attention":
             return attention_attribution(context.adapter, context.inputs, attention_layers, keep=keep, draws=draws)

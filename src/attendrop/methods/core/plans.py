@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import AttentionCall, AttentionEdit, DropoutDraws, Plan, ReadyMask, real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.methods.core.base import Method
@@ -63,6 +64,7 @@ class RandomMaskPlan(Plan):
         keys: Keys of the layers to act on; None for the layers that the method selects.
         drops: In place of ``make``: function of this plan and a call, perhaps of several layers, that returns where to
             drop scores; None drops nothing there.
+        alike: Layers get their masks together only if it returns the same of them; None if all may that are of a kind.
         origins: Finds :meth:`AttentionCall.origins` on the host, if it is known there; None if all are zero.
         sizes: Finds the queries and keys of each sequence beyond which :meth:`sample` is not read, if they are known.
     """
@@ -75,6 +77,7 @@ class RandomMaskPlan(Plan):
         keys: Collection[str] | None = None,
         *,
         drops: Callable[[RandomMaskPlan, AttentionCall], DroppedScores | None] | None = None,
+        alike: Callable[[AttentionLayer], object] | None = None,
         origins: Callable[[AttentionCall], Tensor | None] | None = None,
         sizes: Callable[[AttentionCall], Sequence[tuple[int, int]] | None] | None = None,
     ) -> None:
@@ -85,6 +88,7 @@ class RandomMaskPlan(Plan):
         self.layer_keys: Collection[str] = keys
         self._make = make
         self._drops = drops
+        self._alike = alike or (lambda _: None)
         self._made: dict[str, AttentionEdit] = {}
         self._edits: dict[str, _LayerEdit] = {}
         self._find_origins = origins or AttentionCall.origins
@@ -119,8 +123,9 @@ class RandomMaskPlan(Plan):
     def _choose(self, call: AttentionCall) -> None:
         """Choose what to drop in a layer and, if they are small, in those like it that run after it."""
         assert self._drops is not None
-        every = self.context.adapter.attention_layers
-        alike = [layer for layer in every if layer.kind == call.layer.kind and layer.key in self.layer_keys]
+        chosen = [layer for layer in self.context.adapter.attention_layers if layer.key in self.layer_keys]
+        kind, like = call.layer.kind, self._alike(call.layer)
+        alike = [layer for layer in chosen if layer.kind == kind and self._alike(layer) == like]
         at_a_time = layers_at_once(math.prod(call.shape), len(alike), call.device)
         layers = alike[alike.index(call.layer) :][: max(1, at_a_time)]
         stack, names = call.stacked(layers), [layer.key for layer in layers]
