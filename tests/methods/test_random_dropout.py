@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import zoo
+from helpers import families, zoo
 from helpers.oracles import EagerAttention, gated
 from helpers.plans import passed, weighted
 from torch import Tensor
@@ -162,7 +162,7 @@ def test_a_dropped_block_passes_its_input_on(name: str) -> None:
 
 
 def test_a_block_that_others_need_always_stays() -> None:
-    """T5's first block makes the position bias of all."""
+    """T5's first block makes the position bias of all; a stage of SegFormer makes smaller hidden states."""
     model, batch = zoo.build("t5"), zoo.batch_of("t5")
     with regularize(model, LayerDrop(p=1.0)) as reg:
         reg.loss(batch)
@@ -170,11 +170,12 @@ def test_a_block_that_others_need_always_stays() -> None:
             "layerdrop/dropped/encoder.1",
             "layerdrop/dropped/decoder.1",
         }
-    with (
-        pytest.raises(AttendropError, match="none of these layers can be left out"),
-        regularize(model, LayerDrop(layers="encoder:0")) as reg,
-    ):
-        reg.loss(batch)
+    for needed, given, layers in ((model, batch, "encoder:0"), (*families.any_model("segformer"), "all")):
+        with (
+            pytest.raises(AttendropError, match="none of these layers can be left out"),
+            regularize(needed, LayerDrop(layers=layers)) as reg,
+        ):
+            reg.loss(given)
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("bert", {1}), ("albert", {1}), ("albert", {0, 2})])

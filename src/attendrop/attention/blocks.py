@@ -40,7 +40,8 @@ class Block:
         output_projections: The module that projects the outputs of the heads, by the key of the attention layer.
         feed_forward: The last projection of the feed-forward; its inputs are the activations.
         extra_outputs: Where each output after the hidden states came from: the number or the name of an argument; None
-            for None. None instead of a tuple: the block computes other outputs, and cannot be skipped.
+            for None. None instead of a tuple: the block computes other outputs, or hidden states of another shape, and
+            cannot be skipped.
         returns_tensor: Whether the module returns its hidden states alone, not in a tuple.
     """
 
@@ -66,8 +67,8 @@ class Block:
         """Return the output of the module that leaves the hidden states unchanged."""
         if self.extra_outputs is None:
             raise AttendropError(
-                f"{type(self.module).__name__} {self.key}: its output (position bias) is used by later blocks, so it "
-                "cannot be skipped."
+                f"{type(self.module).__name__} {self.key}: later blocks need what it makes, a position bias or hidden "
+                "states of another shape, so it cannot be skipped."
             )
         if self.returns_tensor:
             return hidden_states(args, kwargs)
@@ -115,6 +116,9 @@ class StructureEvents:
             others = output[1:] if isinstance(output, tuple) else ()
             places = [next((at for at, each in given if each is value), None) for value in others]
             known = all(value is None or at is not None for at, value in zip(places, others, strict=True))
+            states = hidden_states(args, kwargs), output[0] if isinstance(output, tuple) else output
+            before, after = (getattr(each, "shape", None) for each in states)
+            known &= before == after  # stages of image models make smaller ones
             sources = tuple(None if value is None else at for at, value in zip(places, others, strict=True))
             self.events.append(("left", module, (not isinstance(output, tuple), sources if known else None)))
 
