@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
     metrics = [f"{task}, {runs[0]['metric'].replace('_', ' ')}" for task, runs in tasks.items()]
     facts = json.loads((RESULTS / "full" / encoder / "machine.json").read_text(encoding="utf-8"))
     machines = "; ".join(f"{each['processor']}, torch {each['torch']}, {each['date']}" for each in facts)
-    mixed = ", ".join(task for task, runs in tasks.items() if all(run["run"].get("bf16") for run in runs))
+    mixed = ", ".join(filter(None, starmap(_in_bfloat16, tasks.items())))
     chosen = {task: compared(map(with_best_epoch, runs), PLAIN) for task, runs in tasks.items()}
     of_chosen = [
         [task, f"{100 * (chosen[task][PLAIN].mean - found[task][PLAIN].mean):+.1f}", _points(last), _points(best)]
@@ -192,6 +193,12 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
         "The papers choose the epoch by its score on the development set, which is what they report. The same runs, "
         f"scored so:\n\n{_table(_OF_CHOSEN, of_chosen)}"
     )
+
+
+def _in_bfloat16(task: str, runs: Sequence[dict[str, Any]]) -> str:
+    """Name a task, with the seeds if not all of its runs were in bfloat16; empty if none was."""
+    every, mixed = {run["seed"] for run in runs}, {run["seed"] for run in runs if run["run"].get("bf16")}
+    return task if mixed == every else f"{task} (seed {', '.join(map(str, sorted(mixed)))})" if mixed else ""
 
 
 def with_best_epoch(run: dict[str, Any]) -> dict[str, Any]:
