@@ -94,7 +94,7 @@ def test_a_program_without_pytorch_predicts_as_the_model_does(pruned: Path, tmp_
     assert cli.main(["export", f"{pruned}/light", "--output", str(out), "--quantize", "int8"]) == 0
     weights = [tensor for tensor in onnx.load(out / "model.onnx").graph.initializer if len(tensor.dims) > 1]
     assert {tensor.data_type for tensor in weights} >= {onnx.TensorProto.INT8}
-    program, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     forbidden = "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['attendrop'] = None\n"
     found = subprocess.run(
         [sys.executable, "-c", forbidden + program], cwd=out, capture_output=True, text=True, timeout=60, check=True
@@ -102,7 +102,7 @@ def test_a_program_without_pytorch_predicts_as_the_model_does(pruned: Path, tmp_
     answers = tmp_path / "answers.csv"
     texts = tmp_path / "texts.csv"
     texts.write_text("sentence1,sentence2\nthe cat sees the dog,a good bird\nthe red bird,not far\n")
-    assert cli.main(["predict", f"{pruned}/light", "--predict-file", str(texts), "--output", str(answers)]) == 0
+    assert cli.main(["predict", f"{pruned}/light", str(texts), "--output", str(answers)]) == 0
     labels = [line.split(",")[1] for line in answers.read_text().splitlines()[1:]]
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
