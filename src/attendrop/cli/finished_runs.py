@@ -421,9 +421,8 @@ def export(
 
     with ui.messages(quiet=True):
         found = export_run(run, output, format=format_, quantize=quantize, overwrite=overwrite, data_dir=data_dir)
-    shown = f"Wrote {found['output']}, {ui.size(found['bytes'])}."
-    if "difference" in found:
-        shown += f" On example inputs its logits are within {found['difference']:.1e} of the model's."
+    within = f"On example inputs its logits are within {found['difference']:.1e} of the model's."
+    shown = f"Wrote {found['output']}, {ui.size(found['bytes'])}. {within}"
     if (loss := found.get("loss")) is not None:
         before, after = (score_text(loss[when], loss["before"]) for when in ("before", "after"))
         interval = f"95 % interval of the difference: {interval_of(loss['difference'], loss['before'])}"

@@ -91,20 +91,21 @@ def export_onnx(
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     wrapped, inputs, sizes = _prepared(model, GatheredLayout)
-    half = next(model.parameters()).dtype not in (torch.float32, torch.float64)
     with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".onnx-") as folder:
         partial = Path(folder) / "model.onnx"
         named: dict[str, Any] = {"input_names": list(wrapped.names), "output_names": ["logits"]}
         with _exporting(model), disk_errors(Path(path)):
             named |= {"dynamic_shapes": (sizes,), "dynamo": True, "external_data": False, "verbose": False}
             torch.onnx.export(wrapped, inputs, partial, **named)
-        difference = _difference(partial, model, wrapped.names, TOLERANCE_HALF if half else TOLERANCE)
+        with _exporting(model):  # onnxruntime opens no file in bfloat16
+            run = onnx_model(partial)
+        difference = _difference(run, model, wrapped.names, _tolerance(model))
         if quantize is not None:
             traced = onnx.load(partial)
             del traced.graph.value_info[:]  # the exporter records shapes before it transposes the weights
             with _exporting(model):
                 quantize_dynamic(traced, partial, weight_type=QuantType.QInt8, per_channel=True)
-            difference = _difference(partial, model, wrapped.names, float("inf"))
+            difference = _difference(onnx_model(partial), model, wrapped.names, float("inf"))
         config, found = wrapped.model.config, onnx.load(partial)
         for part in (*found.graph.node, *found.graph.value_info, *(node for f in found.functions for node in f.node)):
             del part.metadata_props[:]  # stack traces, which have local paths
@@ -116,13 +117,24 @@ def export_onnx(
     return difference
 
 
-def export_torch(model: Any, path: str | Path) -> None:
-    """Write a model as a ``torch.export`` program (``.pt2``): see :func:`export_onnx` for inputs and output."""
+def export_torch(model: Any, path: str | Path) -> float:
+    """Write a model as a ``torch.export`` program (``.pt2``), and check it against the model.
+
+    See :func:`export_onnx` for inputs, output, what is returned, and errors.
+    """
     wrapped, inputs, sizes = _prepared(model, PaddedLayout)
     content = io.BytesIO()  # PyTorch's file writer aborts the process if the disk is full
     with _exporting(model), torch.no_grad():  # parts that switch gradients off themselves, as rotary embeddings, fail
         torch.export.save(torch.export.export(wrapped, inputs, dynamic_shapes=(sizes,)), content)
+        content.seek(0)
+        program = torch.export.load(content).module()
+
+    def run(given: Mapping[str, Any]) -> Array:
+        return program(*(given[name] for name in wrapped.names)).detach().float().numpy()  # type: ignore[no-any-return]
+
+    difference = _difference(run, model, wrapped.names, _tolerance(model))
     write_bytes(Path(path), content.getvalue())
+    return difference
 
 
 class _Logits(nn.Module):
@@ -184,21 +196,27 @@ def _example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict
     return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
 
 
-def _difference(path: Path, model: Any, names: tuple[str, ...], tolerance: float) -> float:
-    """Return the largest difference of a logit of a file, for batches of several sizes, from the model's.
+def _tolerance(model: Any) -> float:
+    return TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else TOLERANCE_HALF
 
-    Raises AttendropError if it is more than ``tolerance`` times the largest logit, or times 1.
+
+def _difference(
+    run: Callable[[Mapping[str, Any]], Array], model: Any, names: tuple[str, ...], tolerance: float
+) -> float:
+    """Return the largest difference of a logit of a file, which ``run`` computes, from the model's, for several sizes.
+
+    Raises AttendropError if it is more than ``tolerance`` times the largest logit, or times 1, or a size fails.
     """
     reference, found = copy.deepcopy(model).eval().cpu(), []
     inner = reference.model if isinstance(reference, PrunedModel) else reference
-    with _exporting(model):  # onnxruntime opens no file in bfloat16
-        run = onnx_model(path)
     for batch, length in ((1, 5), (2, 16), (5, 11)):
         inputs = _example_batch(inner, batch=batch, choices=3, length=length)
         with torch.no_grad():
             expected = logits_of(reference(**{name: inputs[name] for name in names})).float()
         valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # logits of each token, or of the text
-        difference = torch.from_numpy(run(inputs)).float()[valid] - expected[valid]
+        with _exporting(model):
+            logits = torch.from_numpy(run(inputs)).float()
+        difference = logits[valid] - expected[valid]
         most, largest = float(difference.abs().max()), float(expected.abs().max())
         if not most <= tolerance * max(1.0, largest):
             raise AttendropError(

@@ -51,13 +51,13 @@ def export_run(
 
     The folder may also be of a pruned model, or any that transformers saved. ``output`` is the file; without an
     extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own folder only this file is written,
-    since the others are there. ``format`` is "onnx", which is checked against the model
-    (:func:`attendrop.export_onnx`), or "torch". With ``quantize``, "int8", for ONNX, the loss in score is measured on
+    since the others are there. ``format`` is "onnx" or "torch"; the file is checked against the model
+    (:func:`attendrop.export_onnx`). With ``quantize``, "int8", for ONNX, the loss in score is measured on
     the reported rows of the run, otherwise on its selection split; ``data_dir`` is where its task was moved to.
 
     Returns:
-        ``model, format, output, bytes``; for ONNX ``difference`` (of a logit from the model's on example inputs), and
-        with ``quantize`` its ``loss``.
+        ``model, format, output, bytes, difference`` (of a logit from the model's on example inputs), and with
+        ``quantize`` its ``loss``.
 
     Raises:
         AttendropError: There is no such format or finished run, or the output cannot be written or exists.
@@ -87,7 +87,7 @@ def export_run(
             save_tokenizer(run.tokenizer, Path(name))
             stock_config(model.config).save_pretrained(name)
         if format == "torch":
-            export_torch(model, file)
+            found["difference"] = export_torch(model, file)
         else:
             length = run.options.get("max_length") or DEFAULT_MAX_LENGTH
             # A model has no positions for more tokens than this.
