@@ -130,7 +130,7 @@ def export_torch(model: Any, path: str | Path) -> float:
         program = torch.export.load(content).module()
 
     def run(given: Mapping[str, Any]) -> Array:
-        return program(*(given[name] for name in wrapped.names)).detach().float().numpy()  # type: ignore[no-any-return]
+        return np.asarray(program(*(given[name] for name in wrapped.names)).detach().float())
 
     difference = _difference(run, model, wrapped.names, _tolerance(model))
     write_bytes(Path(path), content.getvalue())
