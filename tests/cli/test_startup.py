@@ -29,6 +29,7 @@ WRONG = [
     (f"{TRAIN} --set p", "--set 'p' is not of the form NAME=VALUE"),
     (f"{TRAIN} --options nowhere.json", "There is no options file 'nowhere.json'"),
     ("train --model minilm", "No data are given; give --train-file"),
+    ("train --task cola --protocol paper --selection-fraction 0.3", "omit selection-fraction"),
     (f"{TRAIN} --train-file nowhere.csv", "there is no file nowhere.csv"),
     ("train --train-file good.csv --text-columns txt --label-column label", "no column 'txt'; did you mean 'text'?"),
     ("train --train-file good.csv --text-columns text --label-column same", "good.csv has only one class, 'always'"),

@@ -109,6 +109,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("weight_decay", "0.2", argument("weight_decay"), 0.2, {}),
     ("schedule", "cosine", argument("lr_scheduler_type"), "cosine", {}),
     ("warmup", "0.3", lambda trainer: trainer.args.get_warmup_steps(100), 30, {}),
+    ("warmup", "0", argument("lr_scheduler_type"), "constant", {"schedule": "constant"}),
     ("max_length", "6", lambda trainer: max(trainer.train_dataset["length"]), 6, {}),
     ("long_texts", "windows", lambda trainer: rows(trainer) > 40, True, SHORT),
     ("max_train_samples", "12", rows, 12, {}),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -28,7 +29,7 @@ import attendrop
 from attendrop import AttendropError, cli, load
 from attendrop.pruning.packed import PackedLayer
 from attendrop.randomness.device_path import few_kernels
-from attendrop.runs import inference
+from attendrop.runs import inference, run_folder
 from attendrop.runs.config import Source
 from attendrop.runs.inference import evaluate, frozen_features, predict, predict_outputs, to_fastest_form
 from attendrop.runs.model_card import baseline_card, model_card
@@ -249,6 +250,18 @@ def test_other_columns_are_read_in_front_of_texts_as_in_training(
     assert not caplog.records
     model.predict(["the cat"])
     assert "trained on texts that begin as 'near: ... | dog: ... | ', and none of these does" in caplog.text
+    # Rows of JSON leave out what they lack.
+    (tmp_path / "a.jsonl").write_text('{"text": "the cat", "dog": "red"}\n{"text": "a bird"}\n')
+    source = Source(file=str(tmp_path / "a.jsonl"))
+    run_folder.check_source(str(tmp_path / "run"), source, labelled=False)
+    with pytest.warns(UserWarning, match="has no 'near' in its first rows, where it is read as blank"):
+        predict(str(tmp_path / "run"), source, str(tmp_path / "out.jsonl"), probabilities=True)
+    found = model.predict(["dog: red | the cat", "a bird"], probabilities=True)
+    rows = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert [row["probability_no"] for row in rows] == [pytest.approx(row["probability_no"], abs=1e-5) for row in found]
+    (tmp_path / "a.jsonl").write_text('{"text": "the cat", "dog": "r\\ud83d"}\n')
+    with pytest.warns(UserWarning), pytest.raises(AttendropError, match=r"line 1, column 'dog': .*half of a surrogate"):
+        predict(str(tmp_path / "run"), source, str(tmp_path / "out2.csv"))
 
 
 # Passes over rows: outputs in their order, whatever the order of evaluation, and vectors without padding
@@ -457,6 +470,8 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
     ("texts", "problem"),
     [
         ("the cat", "predict reads a list of texts, not the text 'the cat'"),
+        ({"text": ["the cat"]}, "predict reads a list of texts, not a table; give one column of it."),
+        (pd.DataFrame({"text": ["the cat"]}), "predict reads a list of texts, not a table; give one column of it."),
         ([PAIRS[0], "the cat"], "Text 1 has 1 text; the model reads 2 texts together"),
         ([PAIRS[0], ("a", " ")], "Text 1 cannot be predicted: the text is empty."),
         ([("a", 1.5)], "Text 0 cannot be predicted: 1.5 is not text."),
@@ -466,7 +481,7 @@ def test_labels_that_training_lacks_count_as_wrong_where_asked(
 )
 def test_texts_that_the_model_cannot_read_are_refused(pruned: Path, tmp_path: Path, texts: Any, problem: str) -> None:
     with pytest.raises(AttendropError, match=re.escape(problem)):
-        if texts == "in.csv":
+        if isinstance(texts, str) and texts == "in.csv":
             source = Source(file=str(write_rows(tmp_path / texts, 4)), text_columns=("text",))
             predict(str(pruned / "run"), source, "out.csv")
         else:
@@ -481,6 +496,27 @@ def test_a_model_with_another_head_than_those_of_tasks_is_refused(tmp_path: Path
     place = tiny.save_tiny_bert(tmp_path / "model")
     getattr(transformers, head).from_pretrained(place).save_pretrained(place)
     with pytest.raises(AttendropError, match=f"{head}, has no trained head for classification: fine-tune it first"):
+        attendrop.load(place).predict(["the cat"])
+
+
+def test_metadata_of_others_or_edited_by_hand(runs: Path, tmp_path: Path) -> None:
+    """Many programs write a metrics.json; an edited number is read as one, or refused."""
+    place = shutil.copytree(runs / "single", tmp_path / "model")
+    (place / "metrics.json").write_text('{"accuracy": 0.9}')
+    (kept := place / "run.json").rename(tmp_path / "run.json")
+    alone = attendrop.load(place).predict(["the cat"], probabilities=True)
+    shutil.copy(runs / "single" / "metrics.json", place)
+    run = json.loads((tmp_path / "run.json").read_text())
+    for length, refused in (("24", False), ("many", True)):
+        kept.write_text(json.dumps(run | {"config": run["config"] | {"max_length": length}}))
+        with pytest.raises(AttendropError, match="max_length='many' is no") if refused else nullcontext():
+            assert attendrop.load(place).predict(["the cat"], probabilities=True) == alone
+    with pytest.raises(AttendropError, match="split is for tasks, and the run has none"):
+        evaluate(str(runs / "single"), Source(split="test"))
+    kept.write_text(json.dumps(run))
+    metrics = json.loads((place / "metrics.json").read_text())
+    (place / "metrics.json").write_text(json.dumps(metrics | {"accept": {"wanted": 0.9}}))
+    with pytest.raises(AttendropError, match="says 'accept' without a threshold"):
         attendrop.load(place).predict(["the cat"])
 
 

@@ -19,7 +19,7 @@ from attendrop.runs.train import train
 from attendrop.studies.answer import answer
 from attendrop.studies.baselines import run_baseline
 from attendrop.studies.executor import RunSpec, open_runner
-from attendrop.tasks.class_names import unlabelled_decisions
+from attendrop.tasks.class_names import unlabelled_decisions, unlabelled_told
 
 NAMES = ("good_cat", "badDog", "red")
 IN_WORDS = ["bad dog", "good cat", "red"]  # in the order of the classes
@@ -186,7 +186,7 @@ def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_scor
 ) -> None:
     more = [texts(100, 1)[0].upper(), *(f"{text} !" for text in texts(0, 3)), *texts(12, 2)]
     write_texts(data / "texts.csv", [*texts(100, 40), *more])
-    numbers = {"texts": 42, "repeated": 4, "not_sampled": 0, "scored": 2}
+    numbers = {"texts": 42, "repeated": 4, "not_sampled": 0, "skipped": 0, "scored": 2}
     found = parts(data, **given(data))
     assert found.unlabelled["text"] == [*texts(100, 40), *texts(12, 2)] and found.unlabelled_numbers == numbers
     with caplog.at_level(logging.INFO, logger="attendrop"):
@@ -197,6 +197,15 @@ def test_texts_of_training_rows_and_repeated_ones_are_left_out_and_those_to_scor
     told = "Of the 42 unlabelled texts 2 are texts of evaluation rows."
     assert {told, *unlabelled_decisions([("the head's start", decision)])} <= {*caplog.messages}
     assert {told, *unlabelled_decisions([("finetune", decision)])} <= {*answer([metrics]).notes}
+
+
+def test_invalid_rows_of_them_are_skipped_if_asked_and_counted(data: Path) -> None:
+    (data / "texts.csv").write_text("text,channel\nthe cat,mail\na,b,c\n,mail\na dog,mail\n")
+    with pytest.raises(AttendropError, match="line 3: 3 fields where the header has 2"):
+        parts(data, **given(data))
+    found = parts(data, **given(data), skip_bad_rows=True)
+    assert found.unlabelled["text"][:] == ["the cat", "a dog"] and found.unlabelled_numbers["skipped"] == 2
+    assert next(unlabelled_told(found.unlabelled_numbers)).endswith("; 2 invalid rows skipped.")
 
 
 @pytest.mark.parametrize("options", DRAWN[:2], ids=str)

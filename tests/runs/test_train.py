@@ -37,6 +37,7 @@ from attendrop.runs.run_trainer import (
     run_arguments,
 )
 from attendrop.runs.train import announce_scores, divide_logits, summarise, train
+from attendrop.studies.baselines import run_baseline
 from attendrop.tasks.types.classification import Classification
 
 
@@ -256,6 +257,24 @@ def test_what_is_said_of_the_rows_holds_for_all_that_the_model_is_trained_on(fil
     for report in reports:  # probabilities may differ in the last digits
         report["errors"] = [error | {"probability": round(error["probability"], 6)} for error in report["errors"]]
     assert reports[0]["errors"] == reports[1]["errors"] != []
+
+
+@pytest.mark.parametrize("name", ["run", "tfidf"])
+def test_errors_have_no_neighbours_among_rows_that_changed(
+    name: str, files: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class that was labelled later moved the numbers of the others: neighbours had wrong classes, or there was a
+    traceback."""
+    options = tiny.config(files, name, method="finetune", epochs=1, selection_fraction=0.2, refit=True)
+    train(options) if name == "run" else run_baseline(options, name, keep_model=True)
+    before = evaluate(str(files / name), Source(), report=True)["report"]["errors"]
+    assert before and all("nearest" in error for error in before)
+    content = (files / "train.csv").read_text()
+    (files / "train.csv").unlink()
+    (files / "train.csv").write_text(content + content.splitlines()[1].rsplit(",", 1)[0] + ",aaa\n")
+    after = evaluate(str(files / name), Source(file=str(files / "dev.csv")), report=True)["report"]["errors"]
+    assert len(after) == len(before) and not any("nearest" in error for error in after)
+    assert "The training data are not there any more, or changed" in caplog.text
 
 
 # Metric, class weights, logs -----------------------------------------------------------------------------------------

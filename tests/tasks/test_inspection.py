@@ -146,6 +146,17 @@ def test_labels_are_merged_at_reading(tmp_path: Path) -> None:
     assert several.splits["train"]["label"] == [[1, 1], [1, 0], [0, 1]]
 
 
+def test_tags_are_mapped_in_texts_as_in_lists(tmp_path: Path) -> None:
+    """Only rows of a single word were; without any, the map was refused."""
+    (tmp_path / "map.csv").write_text("label,meaning\nPER,PERSON\nLOC,PLACE\n")
+    (tmp_path / "a.csv").write_text("tokens,tags\na b,PER O\nc d,O LOC\n")
+    options = {"text_columns": ["tokens"], "label_column": "tags", "label_map": tmp_path / "map.csv"}
+    data = load_files(train_file=tmp_path / "a.csv", label_type="tags", **options)
+    assert data.task.label_names == ("O", "PERSON", "PLACE") and data.splits["train"]["label"][:] == [[1, 0], [0, 2]]
+    (chunk,) = stream_file(tmp_path / "a.csv", **options, task_type=data.task.type, size=9, bad=BadRows())
+    assert chunk.columns["label"] == [[1, 0], [0, 2]]
+
+
 def test_a_label_without_a_meaning_is_missing(tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match="line 4, column 'label': the label is empty"):
         load(tmp_path, ["refund", "billing", "?"])

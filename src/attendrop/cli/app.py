@@ -80,7 +80,8 @@ def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p
     """
     settings: dict[str, str] = {}
     for pair in pairs:
-        name, equals, value = (part.strip() for part in pair.partition("="))
+        name, equals, value = pair.partition("=")
+        name, value = name.strip(), value.lstrip()  # a prefix of texts may end with a space
         if not (name and equals and value):
             raise AttendropError(f"{option} {pair!r} is not of the form NAME=VALUE; write, for example, {example}.")
         if name in settings:

@@ -39,7 +39,7 @@ from attendrop.pruning.packed import PackedLayer, family_of, has_fast_form, pack
 from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
-from attendrop.runs.config import AS_TRAINED, Source, refuse_options_of_files
+from attendrop.runs.config import AS_TRAINED, READ_BY, RunConfig, Source, checked, refuse_options_of_files
 from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
 from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
@@ -357,6 +357,8 @@ class RunModel:
         """Predict texts, see :meth:`attendrop.runs.load.TextPredictor.predict`."""
         if isinstance(texts, str):
             raise AttendropError(f"predict reads a list of texts, not the text {texts[:40]!r}; write [text].")
+        if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # which would give the names of its columns
+            raise AttendropError("predict reads a list of texts, not a table; give one column of it.")
         if probabilities:
             self.task_type.check_probabilities()
         rows, reads = [text if isinstance(text, tuple) else (text,) for text in texts], self.task_type
@@ -419,9 +421,13 @@ def load_run(
     """
     run_folder.check_finished(run_dir)
     folder = Path(run_dir)
-    options, metrics = run_folder.run_options(run_dir), run_folder.read_metrics(folder)
-    # Without run.json nobody knows whether the model is still the one whose answers were counted.
-    accept = metrics.get("accept") if metrics and run_folder.read_run(folder) is not None else None
+    options, accept = run_folder.run_options(run_dir), None
+    # Without run.json nobody knows whether the model is still the one whose answers were counted, or who wrote metrics.
+    if run_folder.read_run(folder) is not None:
+        accept = (run_folder.read_metrics(folder) or {}).get("accept")
+        options = options | {name: checked(RunConfig, name, options[name]) for name in READ_BY if name in options}
+    if accept is not None and not isinstance(accept.get("threshold", ""), float | int | None):
+        raise AttendropError(f"'{folder / run_folder.METRICS}' says 'accept' without a threshold; restore it.")
     if run_folder.is_baseline(run_dir):
         baseline = load_baseline(Path(run_dir))
         options = options or dict(baseline.options)
@@ -507,6 +513,21 @@ def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any
     return resolved
 
 
+def _trained_on(run_dir: str) -> Dataset:
+    """Load the rows on which a run's model was trained; raises AttendropError if they changed."""
+    run = run_folder.read_run(Path(run_dir)) or {}
+    decided = run.get("decided") or {}
+    config = run_folder.config_of_run(run_dir, run["config"])
+    config = config.filled(**decided | {"selection_fraction": decided.get("selection_fraction") or 0.0})
+    data = load_data(config)
+    parts = divide(config, data)
+    if fingerprint(parts) != run["data_sha256"]:
+        raise AttendropError(f"The training data changed since the run in '{run_dir}'.")
+    if decided.get("refit") or "baseline" in run:  # which held rows out first
+        parts = divide(config.filled(selection_fraction=0.0, refit=False, patience=None), data)
+    return parts.real.train
+
+
 # Evaluation and prediction -------------------------------------------------------------------------------------------
 
 
@@ -561,16 +582,12 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         train = None
         try:
             if "model" in model.options:
-                decided = (run_folder.read_run(Path(model.folder)) or {}).get("decided") or {}
-                fraction = 0.0 if decided.get("refit") else decided.get("selection_fraction", 0.0)
-                config = run_folder.config_of_run(model.folder, model.options)
-                config = config.filled(selection_fraction=fraction, refit=False, patience=None)
-                train = divide(config, load_data(config)).real.train
+                train = _trained_on(model.folder)
                 if rows.reading is not None:
                     classes = [rows.reading[label] for label in train["label"][:]]
                     train = train.remove_columns("label").add_column("label", classes)
         except (AttendropError, OSError):
-            logger.warning("The training data cannot be read any more: errors are shown without their neighbours.")
+            logger.warning("The training data are not there any more, or changed: errors are shown without neighbours.")
         found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
         if found["report"] is not None and (accept := model.accept_for(source)) is not None and rows.reading is None:
             task = model.options.get("task")  # whose test fraction is none of its splits
@@ -721,6 +738,8 @@ def _described(model: RunModel, rows: _Rows) -> dict[str, Any]:
 def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     """Open the rows of a source, by default those of the run's task, evaluation file or held-out rows."""
     task = source.task or (model.options.get("task") if source.file is None else None)
+    if source.split is not None and task is None:
+        raise AttendropError("split is for tasks, and the run has none; give --task, or omit it.")
     if split == "dev" and source.split is None and source.task is None and model.options.get("test_fraction"):
         task = None  # a part of the training rows
     file = source.file or (model.options.get("eval_file") if split == "dev" and task is None else None)

@@ -215,13 +215,14 @@ def run_arguments(run: ResolvedRun, rows: int, place: Path, *, timed: bool = Fal
 def training_arguments(config: RunConfig, **own: Any) -> TrainingArguments:
     """Make training arguments from a run's resolved options and its ``own``; also to fine-tune a pruned model."""
     assert config.batch_size is not None and config.learning_rate is not None
+    constant = config.schedule == "constant"  # which, in transformers, has no warm-up
     try:
         arguments = TrainingArguments(
             per_device_train_batch_size=config.batch_size,
             gradient_accumulation_steps=config.gradient_accumulation,
             learning_rate=config.learning_rate,
             weight_decay=config.weight_decay,
-            lr_scheduler_type=config.schedule,
+            lr_scheduler_type="constant_with_warmup" if constant and config.warmup else config.schedule,
             warmup_steps=config.warmup,
             train_sampling_strategy="group_by_length",
             logging_strategy="epoch",

@@ -20,7 +20,7 @@ from attendrop.attention.hooks import forked_rng
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.pruned_model import without_report
 from attendrop.runs.config import AS_TRAINED, RunConfig
-from attendrop.runs.data import ResolvedRun, cached, digest_of_model, fingerprint, resolve_run, steps
+from attendrop.runs.data import DECIDED, ResolvedRun, cached, digest_of_model, fingerprint, resolve_run, steps
 from attendrop.runs.inference import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
@@ -97,7 +97,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
         if overwrite:
             set_aside(place)
         check_unchanged(place, config, rows)
-        begin_run(place, config, rows, baseline=name)
+        begin_run(place, config, rows, baseline=name, decided={each: getattr(run.config, each) for each in DECIDED})
         # Fit and score it.
         if name == MAJORITY:  # whose answer says what the data have most of
             run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))

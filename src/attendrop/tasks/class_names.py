@@ -164,20 +164,20 @@ def read_unlabelled(
     only counted.
 
     Returns:
-        The texts, the same each time, and their numbers: ``texts``, ``repeated`` (which are left out), ``not_sampled``
-        and ``scored``.
+        The texts, the same each time, and their numbers: ``texts``, ``repeated`` (which are left out), ``not_sampled``,
+        ``skipped`` (invalid rows) and ``scored``.
 
     Raises:
         AttendropError: The file cannot be read, or has several columns and not this one; or a text is empty.
     """
-    table = read_table(file)
+    table = read_table(file, bad := BadRows(skip=skip_bad_rows))
     if column not in table.columns and len(table.columns) > 1:
         raise AttendropError(
             f"unlabelled: {file} has no column {column!r}, as the training file has, and its columns are "
             f"{names_of(table.columns)}; rename one, or keep one."
         )
     column = column if column in table.columns else table.columns[0]
-    texts = table.read([column], read_text, BadRows(skip=skip_bad_rows)).column(column)
+    texts = table.read([column], read_text, bad).column(column)
     known, found = set(map(same_text, trained_on)), dict[str, str]()
     for text in texts:
         if (key := same_text(text)) not in known:
@@ -188,6 +188,7 @@ def read_unlabelled(
         raise AttendropError(f"unlabelled: {file} has no text that the training rows lack; omit it.")
     keys, scored = [kept[place] for place in sample], set(map(same_text, scored))
     numbers = {"texts": len(keys), "repeated": len(texts) - len(kept), "not_sampled": len(kept) - len(keys)}
+    numbers["skipped"] = len(bad.skipped)
     return [found[key] for key in keys], numbers | {"scored": sum(key in scored for key in keys)}
 
 
@@ -199,6 +200,7 @@ def unlabelled_told(found: Mapping[str, Any]) -> Iterator[str]:
     more = f", a sample of {found['texts'] + found['not_sampled']:,}" if found["not_sampled"] else ""
     if found["repeated"]:
         more += f"; {found['repeated']:,} more repeat texts, or training rows, and are left out"
+    more += f"; {counted(found['skipped'], 'invalid row')} skipped" if found["skipped"] else ""
     yield f"There are {texts} for linear models{more}."
     if number := found["scored"]:
         yield f"Of the {texts} {number:,} {'is a text' if number == 1 else 'are texts'} of evaluation rows."

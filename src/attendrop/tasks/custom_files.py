@@ -95,7 +95,8 @@ def load_files(
     _check_columns(kind, text_columns, label_column, with_columns or ())
     tables = {"train": found.table} if found.evaluated is None else {"train": found.table, "dev": found.evaluated}
     for split, table in tables.items():
-        read = table.read(text_columns, kind.read_inputs, bad, INPUTS)
+        others = [*(with_columns or ()), *filter(None, (group_column, ood_column if split == "train" else None))]
+        read = table.read(others, lambda *_: None, bad).read(text_columns, kind.read_inputs, bad, INPUTS)
         tables[split] = _not_empty(read.read([label_column], kind.read_names, bad))
     task_type = kind.from_labels(tables["train"], label_column)
     if bad.unknown_labels == WRONG and "dev" in tables:
@@ -178,6 +179,7 @@ def stream_file(
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, meanings, label_type, bad)
         (table,) = as_iob2([table], text_columns, label_column, label_type, task_type.label_names)
+        table = table.with_absent(with_columns or ()).read(with_columns or (), lambda *_: None, bad)
         table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:
             table = table.read([label_column], task_type.read_names, bad)

@@ -332,6 +332,8 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
             return [meaning(each, False) for each in found]
         if several and isinstance(value, str) and (names := list(filter(None, label_names(value)))):
             return [meanings.get(name, name) for name in names]
+        if label_type == "tags" and isinstance(value, str):
+            return [meanings.get(tag, tag) for tag in value.split()]
         return value
 
     labels = table.column(column)
@@ -374,6 +376,7 @@ def read_meanings(
         values = names if len(names) > 1 else train.column(names[0]) if names else []
         found = {written(value) for value in values if not is_missing(value)}
         found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
+        found |= {tag for value in values if label_type == "tags" for tag in written(value).split()}
         header = read_table(label_map).columns
         if LABEL not in header and header[0] in found:
             raise AttendropError(

@@ -396,6 +396,14 @@ class Table:
         frame[name] = pd.Series(values, frame.index, object)
         return replace(self, frame=frame)
 
+    def with_absent(self, names: Sequence[str]) -> Table:
+        """Return the table with empty columns, with a warning, for those that it lacks, if each row names its own."""
+        table, named_by_rows = self, self.unit == "line" and not self.delimiter  # JSON lines
+        for name in [name for name in names if named_by_rows and name not in self.columns]:
+            warnings.warn(f"{self.path} has no {name!r} in its first rows, where it is read as blank.", stacklevel=2)
+            table = table.with_column(name, [None] * len(self))
+        return table
+
     def read(
         self, columns: Sequence[Any], read: Callable[..., Any], bad: BadRows, into: str | int | None = None
     ) -> Table:
