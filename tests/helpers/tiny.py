@@ -87,7 +87,8 @@ def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
     places = {"model": "model", "output_dir": output, "train_file": "train.csv", "eval_file": "dev.csv"}
     chosen: dict[str, Any] = {name: str(folder / place) for name, place in places.items()}
     chosen |= {"text_columns": ("sentence1", "sentence2"), "label_column": "label", "max_length": 24, "device": "cpu"}
-    chosen |= {"epochs": 2, "selection_fraction": 0.1, "refit": False, "batch_size": 8, "learning_rate": 1e-3}
+    fraction = None if options.get("protocol") == "paper" else 0.1
+    chosen |= {"epochs": 2, "selection_fraction": fraction, "refit": False, "batch_size": 8, "learning_rate": 1e-3}
     return RunConfig(**(chosen | options))
 
 

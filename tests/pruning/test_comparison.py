@@ -80,6 +80,22 @@ def test_of_correlations_it_is_paired() -> None:
     assert paired.high - paired.low < 0.03 < apart.high - apart.low
 
 
+@pytest.mark.parametrize("classes", [2, 0])
+def test_of_groups_of_alike_rows_it_is_that_of_one_row_of_each(classes: int) -> None:
+    """Ten rows of a customer tell no more than one: the interval covered no difference in 42 % of draws, not in 95."""
+    labels, found = np.zeros(40, dtype=int), np.random.default_rng(0).integers(2, size=(2, 40))
+    copies = np.repeat(np.arange(40), 10)
+
+    def difference(rows: Array, groups: Array | None) -> Any:
+        values = [np.eye(2)[each[rows]] if classes else 1.0 - each[rows] for each in found]
+        metric = accuracy if classes else lambda _, values: float(values.mean())
+        return paired_difference(*(Predictions(labels[rows], each, metric, classes, 1.0, groups) for each in values))
+
+    one, ten, apart = (difference(*how) for how in ((np.arange(40), None), (copies, copies), (copies, None)))
+    assert ten == one and apart.high - apart.low < 0.4 * (one.high - one.low)
+    assert difference(copies, np.arange(400)) == apart
+
+
 # Speed, by a clock that only the models move --------------------------------------------------------------------------
 
 

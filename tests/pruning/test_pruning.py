@@ -464,6 +464,10 @@ def test_folders_that_hold_nothing_good(message: str, tmp_path: Path) -> None:
     is_pruned, name, written = BROKEN[message]
     (prune(stock("bert"), [1]) if is_pruned else stock("bert")).save_pretrained(tmp_path)
     other = prune(zoo.build("gpt2-class").eval() if is_pruned else stock("bert"), [1])
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").touch()
+    with pytest.raises(AttendropError, match="holds another model"):
+        other.save_pretrained(tmp_path / "adapter")
     with pytest.raises(AttendropError, match="holds another model"):  # which is not mixed up
         other.save_pretrained(tmp_path)
     if written is None:

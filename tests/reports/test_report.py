@@ -124,7 +124,7 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
     assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
     assert "changed since: scores.svg, table.tex" in capsys.readouterr().err
     assert (out / "table.tex").read_text() == "edited"
-    (out / "report.json").write_text("{}")  # a report that wrote none of them
+    (out / "report.json").write_text("[1]")  # of another program
     assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
     assert "no report wrote" in capsys.readouterr().err
     write_report(study, out, overwrite=True)

@@ -186,6 +186,18 @@ def test_other_programs_find_the_threshold_or_that_there_is_none(files: Path, ac
     assert entries["accept_from"] == str(kept["threshold"])
 
 
+@pytest.mark.slow
+def test_a_file_that_reads_texts_otherwise_has_no_threshold(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import onnx
+
+    options = {"long_texts": "windows", "max_length": 6, "text_columns": ("sentence1",)}
+    train(tiny.config(files, method="finetune", accept=ACCEPT, **options, **LINEAR, **data_of(files)))
+    export_run(str(files / "run"), str(files / "served"))
+    names = {each.key for each in onnx.load(files / "served" / "model.onnx").metadata_props}
+    assert "long_texts" in names and "accept_from" not in names
+    assert "Which answers to accept is known for windows, not for a file." in caplog.text
+
+
 def test_without_evaluation_data_a_quarter_is_held_out_and_too_few_rows_accept_nothing(
     files: Path, capsys: Captured
 ) -> None:

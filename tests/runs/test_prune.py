@@ -46,6 +46,15 @@ def arguments(folder: Path, output: Path | str, *more: str, run: str = "run") ->
     return ["prune", f"{folder}/{run}", "--output-dir", str(output), "--device", "cpu", *more]
 
 
+def test_rows_that_belong_together_are_one_of_the_units_of_intervals(files: Path) -> None:
+    header, *rows = (files / "dev.csv").read_text().splitlines()
+    (files / "twice.csv").write_text("\n".join([header, *rows, *rows]) + "\n")
+    train(tiny.config(files, method="finetune", max_steps=1, epochs=None, eval_file=str(files / "twice.csv")))
+    run = load_finished_run(str(files / "run"), device="cpu")
+    groups = run.predictions("dev", run.outputs("dev")).groups
+    assert groups is not None and groups.tolist() == [*range(len(rows))] * 2
+
+
 def test_auto_finds_the_most_that_surely_cost_no_more(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(arguments(folder, tmp_path / "out", "--json", "--tolerance", "2")) == 0
     found = json.loads(capsys.readouterr().out)

@@ -16,7 +16,7 @@ import pytest
 from helpers import tiny
 
 import attendrop
-from attendrop import ADDrop, AttendropError
+from attendrop import ADDrop, AttendropError, cli
 from attendrop.extend import Method, MethodInfo
 from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.data import resolve_run
@@ -93,7 +93,9 @@ def run_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda runner: monkeypatch.setattr(compare_module, "open_runner", lambda *_, **__: nullcontext(runner))
 
 
-def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(folder: Path, run_by: Any) -> None:
+def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does(
+    folder: Path, run_by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner, planned = Runner(lambda spec: None if spec.method == "mixout" else 0.5), list[int]()
     run_by(runner)
     outcome = run_comparison(comparison(folder, keep_best=False), on_plan=planned.append)
@@ -101,7 +103,15 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
         (method, seed) for seed in range(2) for method in ("finetune", "mixout", "majority")
     ]
     assert planned == [6]
-    assert "mixout with seed 0 (luck); mixout with seed 1 (luck)" in outcome.answer.notes[0]
+    assert "mixout with seed 0 (luck); mixout with seed 1 (luck)" in outcome.answer.notes[0] and outcome.failed == 2
+    command = ["compare", str(folder / "train.csv"), "--text-columns=sentence1", "--label-column=label", "--seeds=2"]
+    command += [f"--model={folder / 'model'}", f"--output-dir={folder / 'another'}"]
+    (folder / "another").mkdir()
+    for failing, code in (("mixout", 1), (None, 0)):
+        run_by(Runner(lambda spec, failing=failing: None if spec.method == failing else 0.5))
+        monkeypatch.setattr(compare_module, "train", lambda *_, **__: {})
+        assert cli.main([*command, "--methods=mixout", "--baselines=none"]) == code
+    assert cli.main([*command, "--models=a,b"]) == 2
     run_by(Runner(lambda spec: None if spec.method == "finetune" else 0.5))
     with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
         run_comparison(comparison(folder, keep_best=False))
@@ -162,10 +172,12 @@ def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.label for each in asked[0].methods] == ["finetune", "ad-drop p=0.2", "ad-drop p=0.4 q=0.2"]
     assert (asked[0].trials, asked[0].config.test_fraction) == (3, 0.25)  # a part is set aside
     assert asked[0].config.train_file == str(folder / "train.csv")
-    slower = MethodSetting("finetune", learning_rate=1e-3)
+    slower = MethodSetting("r-drop", learning_rate=1e-3)
+    with pytest.raises(AttendropError, match="Plain fine-tuning has the learning rate of the comparison"):
+        replace(asked[0], methods=[MethodSetting("finetune", learning_rate=1e-3)])
     for methods, expected in (
         ("r-drop, mixout", (MethodSetting("finetune"), MethodSetting("r-drop"), MethodSetting("mixout"))),
-        (["r-drop", slower], (slower, MethodSetting("r-drop"))),
+        (["r-drop", slower], (MethodSetting("finetune"), MethodSetting("r-drop"), slower)),
     ):
         assert replace(asked[0], methods=methods).methods == expected
     both = replace(asked[0], methods=MethodSetting("ad-drop+r-drop", {"ad_drop": {"p": 0.3}, "r-drop.alpha": 2.0}))

@@ -74,6 +74,8 @@ def compare(
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
     train_file = ui.one_file(file, "--train-file", data.get("train_file"))
+    if "models" in search and data.get("model") not in (None, *names(search["models"])):
+        raise AttendropError(f"--model {data['model']} is not one of --models; add it there, or omit it.")
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))
     values: dict[str, dict[str, list[str]]] = {}  # of options of each method, by name
@@ -107,6 +109,8 @@ def compare(
             comparison, workers=workers, backend=backend, on_event=progress, on_plan=partial(setattr, progress, "runs")
         )
     ui.show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 @ui.app.command()

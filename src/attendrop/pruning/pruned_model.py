@@ -30,6 +30,7 @@ from attendrop.errors import AttendropError
 from attendrop.pruning.packed import encoder_layers, family_of, has_fast_form, pack_layers
 from attendrop.support.files import (
     ADAPTER_CONFIG,
+    BASELINE_CONFIG,
     PRUNED_CONFIG,
     WEIGHTS,
     model_sha256,
@@ -221,7 +222,8 @@ class PrunedModel(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / ("config.json" if self.fast else PRUNED_CONFIG)).exists():
+        others = (ADAPTER_CONFIG, BASELINE_CONFIG, "config.json" if self.fast else PRUNED_CONFIG)
+        if any((folder / name).exists() for name in others):
             raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
         if not self.fast:
             self.model.save_pretrained(folder)

@@ -44,6 +44,7 @@ class Predictions:
     metric: Callable[[Array, Array], float]  # from labels and values to a score; greater is better
     classes: int = 0  # 0 if the values are not logits of classes
     span: float = math.inf  # largest possible difference of two scores, such as 1 for an accuracy
+    groups: Array | None = None  # (rows,): the number of each row's group, from 0, if not all rows are independent
 
     @property
     def score(self) -> float:
@@ -66,7 +67,8 @@ class Difference:
 
 
 def paired_difference(before: Predictions, after: Predictions, confidence: float = CONFIDENCE) -> Difference:
-    """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows.
+    """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows,
+    or of their groups, which then take the place of rows in what follows.
 
     Both models are scored on the same resamples, so any metric can be used. The interval is the difference plus and
     minus Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12), times ``sqrt(n / (n
@@ -79,6 +81,9 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     have is added to the bootstrap's.
     """
     value, rows = after.score - before.score, len(before.labels)
+    members = None
+    if before.groups is not None and (number := int(before.groups.max(initial=-1)) + 1) < rows:
+        members, rows = [np.flatnonzero(before.groups == group) for group in range(number)], number
     if not rows:
         return Difference(value, value, value)
     if rows < 3:
@@ -88,12 +93,15 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
         right, wrong = (np.eye(before.classes)[(labels + shift) % before.classes] for shift in (0, 1))
         first, second = np.concatenate([first, right, wrong]), np.concatenate([second, wrong, right])
         weights = np.concatenate([weights, np.full(2 * rows, 1 / rows)])  # two rows in all, with the labels of all rows
+        if members is not None:
+            members = [each + shift * len(labels) for shift in range(3) for each in members]
         labels = np.tile(labels, 3)
     generator = np.random.default_rng(0)
     size, probabilities = round(weights.sum()), weights / weights.sum()
     found = []
     for _ in range(RESAMPLES):
-        sampled = generator.choice(len(labels), size, p=probabilities)
+        sampled = generator.choice(len(weights), size, p=probabilities)
+        sampled = sampled if members is None else np.concatenate([members[unit] for unit in sampled])
         found.append(before.metric(labels[sampled], second[sampled]) - before.metric(labels[sampled], first[sampled]))
     error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
     if before.span == 1 and not before.classes:

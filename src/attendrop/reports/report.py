@@ -193,6 +193,7 @@ def write_report(
         found = json.loads((output / CONTENTS).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         found = {}
+    found = found if isinstance(found, dict) else {}
     earlier = {file: digest for file, digest in found.items() if Path(file).name == file}
     names = [file for file in {**earlier, **contents} if (output / file).exists()]
     foreign = [file for file in names if sha256(output / file) != earlier.get(file)]

@@ -456,10 +456,10 @@ class RunConfig:
             "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
             "lora.": self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None),
             "protocol 'paper' selects the epoch on the eval-file; give one.": paper and unscored,
-            "protocol 'paper' selects the epoch on the evaluation rows; omit selection-fraction.": paper
-            and self.selection_fraction,
             "accept needs evaluation rows on which nothing else is chosen, as protocol 'paper' does; omit one of the "
             "two.": self.accept is not None and paper,
+            "protocol 'paper' selects the epoch on the evaluation rows; omit selection-fraction.": paper
+            and self.selection_fraction,
         }
         for one, other, conflict in _CONFLICTS:
             message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."

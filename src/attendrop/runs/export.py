@@ -22,7 +22,7 @@ from attendrop.pruning.selection import Array, paired_difference
 from attendrop.runs import run_folder
 from attendrop.runs.inference import FinishedRun, load_finished_run, load_run
 from attendrop.support.files import ADAPTER_CONFIG, check_output, disk_errors, refuse_links, share_permissions
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, save_tokenizer
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD, save_tokenizer
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
@@ -94,7 +94,10 @@ def export_run(
             length = min(length, getattr(run.tokenizer, "model_max_length", length))
             read = {"max_length": length, "long_texts": run.options.get("long_texts")}
             if run.accept is not None and quantize is None:  # with eight bits, probabilities are others
-                read["accept_from"] = str(run.accept["threshold"])  # "None" if none is accepted
+                if read["long_texts"] in (None, HEAD):
+                    read["accept_from"] = str(run.accept["threshold"])  # "None" if none is accepted
+                else:
+                    logger.warning("Which answers to accept is known for %s, not for a file.", read["long_texts"])
             metadata = {name: str(value) for name, value in read.items() if value is not None}
             found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
         if quantize is not None:

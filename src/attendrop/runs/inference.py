@@ -48,7 +48,15 @@ from attendrop.support.models import compute_device
 from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model, truncated_rows
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
-from attendrop.tasks.metrics import compute_scores, group_scores, label_mapping, new_rows, read_as, with_metric
+from attendrop.tasks.metrics import (
+    compute_scores,
+    group_scores,
+    independent_units,
+    label_mapping,
+    new_rows,
+    read_as,
+    with_metric,
+)
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import (
@@ -486,12 +494,16 @@ class FinishedRun(ResolvedRun):
     def predictions(self, name: str, outputs: Array) -> Predictions:
         """Make predictions for one of the sets from outputs, scored by the task's metric."""
         task_type, decisive = self.task.type, replace(self.task, other_metrics=())
+        references = task_type.references(columns_of(self.sets[name]))
+        rows = self.parts.selection if name == "selection" else self.parts.report[name]
+        assert rows is not None  # it is one of the sets
         return Predictions(
-            task_type.references(columns_of(self.sets[name])),
+            references,
             outputs,
             lambda labels, outputs: compute_scores(decisive, outputs, labels)[decisive.metric],
             task_type.num_classes,
             task_type.metrics[self.task.metric].span,
+            independent_units(rows, self.task, len(references)),
         )
 
 

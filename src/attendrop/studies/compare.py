@@ -73,6 +73,7 @@ class Outcome:
         accept: Which of its answers to accept, if that was asked for, see
             :func:`attendrop.tasks.error_analysis.choose_threshold`.
         best: Folder of this model.
+        failed: Number of runs that failed.
     """
 
     answer: Answer
@@ -82,6 +83,7 @@ class Outcome:
     encoders: Screening | None = None
     curves: Sequence[LearningCurve] = ()
     accept: Mapping[str, Any] | None = None
+    failed: int = 0
 
     @property
     def chosen(self) -> dict[str, MethodSetting]:
@@ -248,7 +250,7 @@ def run_comparison(
         if not any(each.metrics for each in plain):
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
         found = answer([each.run for each in results])
-        outcome = Outcome(found, trials, encoders=encoders)
+        outcome = Outcome(found, trials, encoders=encoders, failed=sum(not each.metrics for each in results))
         write_compared(folder, {"": results}, REFERENCE)
         outcome.write(folder)  # whatever becomes of the model
         # Predict what more rows would bring, if this is asked for.
@@ -291,7 +293,7 @@ def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) ->
     """
     config, runs = comparison.config, []
     own = next(setting for setting in settings.values() if setting.method == REFERENCE)
-    rates = {each.label: each.learning_rate for each in comparison.methods if each.method != REFERENCE}
+    rates = {each.label: each.learning_rate for each in comparison.methods}
     for seed in range(comparison.seeds):
         for label, setting in settings.items():
             named, rate = labelled_method(setting.method, setting.options), rates.get(label)

@@ -96,11 +96,12 @@ def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | N
             setting = MethodSetting(each.name, given_options(each.name, each.options()))
         method = build_method(setting.method, setting.options)
         setting = replace(setting, method=method.name, options=spelled_options(method.name, setting.options))
-        rate = None if method.name == REFERENCE else setting.learning_rate
-        if (method, rate) in built:
+        if method.name == REFERENCE and setting.learning_rate is not None:  # which no row would name
+            raise AttendropError("Plain fine-tuning has the learning rate of the comparison; give it there.")
+        if (method, setting.learning_rate) in built:
             raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
         found.append(setting)
-        built.append((method, rate))
+        built.append((method, setting.learning_rate))
     if not any(setting.method == REFERENCE for setting in found):
         found.append(MethodSetting(REFERENCE))
     return tuple(sorted(found, key=lambda setting: setting.method != REFERENCE))

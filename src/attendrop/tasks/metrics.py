@@ -212,13 +212,9 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     if OTHERS in rows.column_names:  # the same rows with and without other columns in their text are paired
         rows = with_others(rows, joined=False).remove_columns(OTHERS)
     outputs, count = task_type.checked(outputs), len(references)
-    neighbours = count != len(rows) or (task_type.in_sequence and GROUP not in rows.column_names)
-    if neighbours:
-        blocks = np.arange(count) * min(count, BLOCKS) // max(count, 1)  # a long text may have become several rows
-    elif task_type.in_sequence:
-        blocks = np.array(numbered(given_groups(rows)))
-    else:
-        blocks = np.array(units_of(rows, task))
+    units = independent_units(rows, task, count)
+    neighbours = units is None
+    blocks = np.arange(count) * min(count, BLOCKS) // max(count, 1) if units is None else units
     number = int(blocks.max(initial=-1)) + 1
     if number < 2:
         return None
@@ -242,6 +238,13 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
         without = np.array([score_of(each) for each in sums.sum(axis=0) - sums])
     without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
     return RowScores(number * score - (number - 1) * without, count, data, groups=groups)
+
+
+def independent_units(rows: Dataset, task: Task, count: int) -> Array | None:
+    """Number the group of each of ``count`` scored rows, from 0; None if they are of running text without groups."""
+    if count != len(rows) or (task.type.in_sequence and GROUP not in rows.column_names):
+        return None  # a long text may have become several rows
+    return np.array(numbered(given_groups(rows)) if task.type.in_sequence else units_of(rows, task))
 
 
 def units_of(rows: Dataset, task: Task) -> list[int]:
