@@ -67,13 +67,13 @@ class Difference:
 
 
 def paired_difference(before: Predictions, after: Predictions, confidence: float = CONFIDENCE) -> Difference:
-    """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows,
-    or of their groups, which then take the place of rows in what follows.
+    """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows.
 
-    Both models are scored on the same resamples, so any metric can be used. The interval is the difference plus and
-    minus Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12), times ``sqrt(n / (n
-    - 1))``, by which the bootstrap underestimates it, and is clipped to the possible differences. With one or two rows,
-    it is infinite. Without rows, the scores are taken as exact.
+    Where rows have groups, these are resampled, and take the place of rows in what follows. Both models are scored on
+    the same resamples, so any metric can be used. The interval is the difference plus and minus Student's t times the
+    bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12), times ``sqrt(n / (n - 1))``, by which the
+    bootstrap underestimates it, and is clipped to the possible differences. With one or two rows, it is infinite.
+    Without rows, the scores are taken as exact.
 
     For classes, two pseudo-rows are added to the sample, one that only ``before`` predicts correctly and one that only
     ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows. For
