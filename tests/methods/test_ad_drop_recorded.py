@@ -113,6 +113,32 @@ def test_records_depend_neither_on_padding_nor_on_micro_batches_nor_on_checkpoin
     assert any(mask.any() for masks in found[0].values() for mask in masks.values())
 
 
+@pytest.mark.parametrize("dropout", [0.0, 1e-9])  # with which a CPU computes weights
+def test_a_row_of_which_less_is_seen_than_was_recorded_is_uniform_where_it_is_dropped_whole(dropout: float) -> None:
+    """Keys within it may be hidden, as token dropping does; SDPA gave zeros there, and on a CPU padding got weight."""
+    found = []
+    for attention, extra in (("sdpa", 0), ("eager", 0), ("sdpa", 3)):
+        batch = zoo.batch_of("bert-tokens", (6,), extra=extra)
+        model = zoo.build("bert-tokens", attention, dtype=torch.float64, dropout=dropout)
+        with regularize(model, ADDrop(p=0.6, q=1.0, cross_tuning=True, **ON)) as reg:
+            reg.set_epoch(0)
+            reg.loss(batch, rows=[0]).backward()
+            reg.step()
+            reg.set_epoch(1)
+            records = records_of(reg)[0]
+            rows = [
+                (q, {*np.flatnonzero(~keys)})
+                for mask in records.values()
+                for head in mask
+                for q, keys in enumerate(head)
+            ]
+            left = [keys for _, keys in rows if keys <= {1, 2, 3, 4}]
+            hidden = max(left, key=lambda hidden: sum(keys <= hidden and q not in hidden for q, keys in rows))
+            batch["attention_mask"][:, [*hidden]] = 0
+            found.append(reg.loss(batch, rows=[0]).item())
+    assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-6)
+
+
 def test_the_sizes_of_rows_are_not_known_where_keys_of_a_prefix_come_first() -> None:
     calls = [
         AttentionCall(AttentionLayer("", "decoder", 0), (1, 2, 3, keys), None, torch.device("cpu")) for keys in (3, 5)

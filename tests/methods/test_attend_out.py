@@ -235,17 +235,18 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
         else:
             assert not torch.equal(reg.model.classifier.weight, defender.model.classifier.weight)
 
-    original = GeneratorState._merge
+    original = GeneratorState._survives
 
-    def spy(self: Any, defender: Any, gaps: Tensor, chance: float) -> bool:
+    def spy(self: Any, gaps: Tensor, chance: float) -> bool:
+        models = self.training.model, self.players.defender.model
         with torch.no_grad():
-            attacked, defended = (float(m.eval()(**batch).loss) for m in (self.training.model, defender.model))
-        for m in (self.training.model, defender.model):
+            attacked, defended = (float(m.eval()(**batch).loss) for m in models)
+        for m in models:
             m.train()
         expected.append(defended - attacked if reward == "difference" else math.copysign(1, defended - attacked))
-        return original(self, defender, gaps, chance)
+        return original(self, gaps, chance)
 
-    monkeypatch.setattr(GeneratorState, "_merge", spy)
+    monkeypatch.setattr(GeneratorState, "_survives", spy)
     run(AttendOut(merge=merge, reward=reward, dropout_step=2, temperature=0.01), 8, watch=watch)
     assert [metrics["attendout/reward"] for metrics in found] == pytest.approx(expected)
     survivors = [bool(metrics["attendout/attacker_survived"]) for metrics in found]
@@ -258,11 +259,30 @@ def test_a_period_is_rewarded_by_the_difference_of_scores_and_leaves_the_survivo
         baseline = 0.9 * baseline + 0.1 * metrics["attendout/reward"]
 
 
-class Nothing:
-    """A second model without weights."""
+@pytest.mark.parametrize("merge", ["sample", "attacker"])
+@pytest.mark.filterwarnings("ignore:The metric|.*lr_scheduler")
+def test_a_model_whose_loss_is_not_finite_does_not_survive_and_teaches_nothing(merge: str) -> None:
+    """The generator was lost, silently: no attention was dropped any more, and the loss looked normal."""
+    broken, told = zoo.build("bert", **DOUBLE), list[dict[str, float]]()
 
-    @staticmethod
-    def merge(*, first_survives: bool) -> None: ...
+    def watch(reg: Any, both: bool = False) -> None:
+        players, number = reg.method_state.players, len(told)
+        told.append(reg.metrics())
+        if number == 2:  # into the attacker, or both, before the second period ends
+            for model in (reg.model, players.defender.model)[: 1 + both]:
+                with torch.no_grad():
+                    model.bert.pooler.dense.weight[0, 0] = torch.nan
+        assert all(value.isfinite().all() for value in players.generator.parameters())
+
+    with pytest.warns(UserWarning, match="has a loss that is not finite: the other goes on"):
+        model = run(AttendOut(merge=merge, dropout_step=2), 8, model=broken, watch=watch)
+    assert all(value.isfinite().all() for value in model.parameters())
+    assert [metrics.get("attendout/attacker_survived") for metrics in told][3] == 0.0
+    assert "attendout/reward" not in told[3] and math.isfinite(told[7]["attendout/reward"])
+    assert all(0.1 < value < 0.9 for name, value in told[7].items() if "drop_probability" in name)
+    told.clear()
+    with pytest.raises(AttendropError, match="not finite, with both models: correct these rows"):
+        run(AttendOut(merge=merge, dropout_step=2), 8, watch=lambda reg: watch(reg, both=True))
 
 
 def test_a_last_partial_period_is_completed() -> None:
@@ -296,7 +316,7 @@ def test_the_survivor_is_as_likely_as_it_is_surely_better(gaps: list[float], exp
     method_state = GeneratorState.__new__(GeneratorState)
     method_state.method = AttendOut(merge="confidence")
     for chance in (expected - 1e-6, expected + 1e-6):
-        found = method_state._merge(Nothing, torch.tensor(gaps, dtype=torch.float64), chance)  # type: ignore[arg-type]
+        found = method_state._survives(torch.tensor(gaps, dtype=torch.float64), chance)
         assert found == (chance < expected)
 
 

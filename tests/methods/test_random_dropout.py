@@ -19,6 +19,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
 from attendrop.attention.plan import AttentionCall, BlockEdit, Plan
 from attendrop.attribution.gradient import head_importance
+from attendrop.methods.core import plans
 from attendrop.methods.core.registry import build_method
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
@@ -44,6 +45,20 @@ def test_the_loss_of_vanilla_dropout(where: str) -> None:
         with EagerAttention(drops).in_place_of_stock(model):
             expected = model(**batch).loss
     torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize(("name", "attention"), [("bert", "sdpa"), ("bert", "eager"), ("gpt2", "sdpa")])
+def test_small_layers_get_their_masks_together(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where each layer makes its own mask of keys, of a mask that is added or of causality: masks of all layers
+    that were left were made again at each."""
+    asked, original = list[Any](), plans.sample_mask
+    monkeypatch.setattr(plans, "sample_mask", lambda *given: asked.append(given[2]) or original(*given))
+    model, batch = zoo.build(name, attention), zoo.batch_of(name, (6, 6) if name == "gpt2" else (6, 4))
+    with regularize(model, Vanilla(p=0.5)) as reg:
+        for _ in range(2):
+            asked.clear()
+            reg.loss(batch)
+    assert [len(names) for names in asked] == [2]
 
 
 def test_the_loss_of_the_scheduler() -> None:

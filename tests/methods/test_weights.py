@@ -15,7 +15,7 @@ from helpers.oracles import gated
 from helpers.training import moved, take_step, trainer_of, weights
 from torch import Tensor, nn
 
-from attendrop import ChildTuning, Mixout, SuperT, regularize
+from attendrop import ChildTuning, Compose, LayerDrop, Mixout, SuperT, regularize
 from attendrop.methods import weights as weight_methods
 from attendrop.methods.core.context import LabelledRows
 from attendrop.methods.core.parameters import projection_weights
@@ -68,6 +68,23 @@ def test_mixout_mixes_what_is_unfrozen_later() -> None:
     found = (seen[0] - start).round(decimals=6)
     assert sorted(found.unique().tolist()) == [0, 2]
     assert torch.equal(resumed.state_dict()["pretrained"]["bert.pooler.dense.weight"], start)
+
+
+def test_what_is_unfrozen_later_leaves_other_methods_on_the_same_modules() -> None:
+    """LayerDrop acted no more in blocks that mixout had a hook on, and was logged as if it did."""
+    model, batch, ran = zoo.build("bert"), zoo.batch_of("bert"), list[int]()
+    layers = model.bert.encoder.layer
+    for number, layer in enumerate(layers):
+        layer.attention.self.register_forward_hook(lambda *_, number=number: ran.append(number))
+    layers[0].requires_grad_(False)
+    with regularize(model, Compose(LayerDrop(p=1.0), Mixout())) as reg:
+        for step in range(3):
+            layers[0].requires_grad_(step > 0)
+            reg.loss(batch)
+            ran.clear()
+            reg.loss(batch)
+            assert ran == [] and "__getstate__" in vars(layers[1])
+    assert not any({"forward", "__getstate__"} & vars(module).keys() for module in model.modules())
 
 
 def masked(method: ChildTuning, steps: int = 1, **options: Any) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:

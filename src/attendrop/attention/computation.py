@@ -200,6 +200,8 @@ def follow(
     if layer is None or not plan.wants(layer):
         return None
     computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
-    query = computation.query
+    query, mask = computation.query, tensors[3]
+    if computation.valid is not None and computation.valid is not mask:
+        computation.valid = plan.shared(mask, computation.valid)
     edit = plan.edit(AttentionCall(layer, computation.shape, computation.valid, query.device, query.dtype))
     return None if edit is None else computation.attend(edit)

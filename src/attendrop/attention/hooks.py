@@ -118,6 +118,7 @@ class ModuleHooks:
 
     _handles: list[Any] = field(default_factory=list)
     _modules: list[nn.Module] = field(default_factory=list)
+    _replaced: list[nn.Module] = field(default_factory=list)  # those of them whose forward function was
 
     def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
         """Register a forward pre-hook."""
@@ -136,17 +137,19 @@ class ModuleHooks:
         for module, forward in functions.items():
             self._mark(module, forward)
             module.forward = forward
+            self._replaced.append(module)
 
     def close(self) -> None:
         """Remove all hooks and forward functions. Idempotent."""
         for handle in self._handles:
             handle.remove()
+        for module in self._replaced:
+            vars(module).pop("forward", None)
         for module in self._modules:
-            if hasattr(module.__dict__.get("forward"), _MARK):
-                del module.forward
-            if not any(hasattr(hook, _MARK) for name in _HOOKS for hook in getattr(module, name).values()):
+            left = [vars(module).get("forward"), *(hook for name in _HOOKS for hook in getattr(module, name).values())]
+            if not any(hasattr(function, _MARK) for function in left):
                 module.__dict__.pop("__getstate__", None)
-        self._handles, self._modules = [], []
+        self._handles, self._modules, self._replaced = [], [], []
 
     def _mark(self, module: nn.Module, function: Callable[..., Any]) -> None:
         setattr(function, _MARK, True)

@@ -387,6 +387,14 @@ class Plan:
         """The attention modules of the model to act on."""
         return self._layers_by_module
 
+    @cached_property
+    def _valid(self) -> dict[Any, tuple[Tensor | None, Tensor]]:
+        return {}
+
+    def shared(self, mask: Tensor | None, valid: Tensor) -> Tensor:
+        """Return the valid keys that were first made of this mask, or of causality: one object for all such layers."""
+        return self._valid.setdefault((id(mask), valid.shape, valid.device), (mask, valid))[1]
+
     def locate(self, module: nn.Module) -> AttentionLayer | None:
         """Return the attention layer that ``module`` stands for in this call; the traced pass must have run it."""
         if module not in self._layers_by_module:

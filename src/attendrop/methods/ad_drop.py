@@ -437,12 +437,13 @@ class RowPass:
     # the last; None if only a call can tell.
     tokens: Sequence[tuple[int, int]] | None = None
     length: int = 0  # of the sequences, with padding
+    gaps: bool = False  # whether tokens between the first and the last may be hidden that were seen when recorded
     known: dict[tuple[str, int, int, int], Spans] = field(default_factory=dict)  # by kind, and by shape without heads
 
     def candidates(self, call: AttentionCall) -> DroppedScores | None:
         """Return the recorded candidates of a call, with the rows that have any; None if no row has.
 
-        All keys of a row may be candidates if it was longer when it was recorded.
+        All keys of a row may be candidates if more of it was seen when it was recorded.
         """
         spans, layers = self.spans(call), range(len(call.layers))
         parts = len(spans) // len(self.rows)
@@ -464,7 +465,7 @@ class RowPass:
         # From pinned memory the host need not wait for the copy.
         pinned, shape = call.device.type == "cuda", (len(layers), len(spans), heads, call.shape[2], _bytes(width))
         bits = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
-        placed, whole_rows = bits.numpy(), False
+        placed, whole_rows = bits.numpy(), self.gaps
         for place, layer, mask, keys in masks:
             query, queries, _, keys_of_row = spans[place]
             if not self.hidden and keys_of_row < keys:  # the row is cut in this batch
@@ -639,8 +640,12 @@ class Recorder:
         if context.epoch != self.epoch:
             self.epoch = context.epoch
             self.exchange()
-        tokens = () if mask is None else (_tokens(read[1].reshape(mask.shape)), mask.shape[1])
-        return RowPass(self.rows, rows, units == "hidden", *tokens)
+        found = RowPass(self.rows, rows, units == "hidden", gaps=any("mask" in name for name in context.inputs))
+        if mask is not None:
+            seen = read[1].reshape(mask.shape)
+            found.tokens, found.length = _tokens(seen), mask.shape[1]
+            found.gaps = any(count != of_row.sum() for of_row, (_, count) in zip(seen, found.tokens, strict=True))
+        return found
 
     def add(self, row_pass: RowPass, call: AttentionCall, choose: Choose, gradient: Tensor, value: Tensor) -> None:
         """Add the gradient of the heads' outputs of a layer, and its values."""

@@ -46,7 +46,7 @@ from attendrop.extend import (
     token_uniform,
     unit_interval,
 )
-from attendrop.methods.attend_out_networks import Attack, Micro, Players, SecondModel
+from attendrop.methods.attend_out_networks import Attack, Micro, Players
 from attendrop.methods.core.context import RunningStatistics
 from attendrop.support.models import before_step, refuse_graph, to_device
 from attendrop.wording import counted
@@ -204,11 +204,25 @@ class GeneratorState(MethodState):
         """Score both networks, reward and update the generator, and merge the networks."""
         chance = random.Random(f"{self.period[0][0].key.seed}/{self.updates}")
         networks = self.training.model, players.defender.model
-        attacker, defender = scores(self.method, self.training, networks, self._items(chance.getrandbits(62)))
+        attacker, defender = found = scores(self.method, self.training, networks, self._items(chance.getrandbits(62)))
         rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
-        metrics = {"reward": rewards.mean().item(), "period_share": len(self.period) / self.method.dropout_step}
-        metrics |= players.learn(self.period, rewards)
-        metrics["attacker_survived"] = float(self._merge(players.defender, attacker - defender, chance.random()))
+        metrics = {"period_share": len(self.period) / self.method.dropout_step}
+        healthy: list[bool] = found.isfinite().all(1).tolist()
+        if all(healthy):
+            metrics |= {"reward": rewards.mean().item()} | players.learn(self.period, rewards)
+            survives = self._survives(attacker - defender, chance.random())
+        elif any(healthy):  # a generator that learnt from this would be lost
+            survives = healthy[0]
+            warnings.warn(
+                "One of AttendOut's two models has a loss that is not finite: the other goes on.", stacklevel=2
+            )
+        else:
+            raise AttendropError(
+                "The loss on the rows that AttendOut scores is not finite, with both models: correct these rows, or "
+                "lower the learning rate."
+            )
+        players.defender.merge(first_survives=survives)
+        metrics["attacker_survived"] = float(survives)
         nothing = torch.zeros(2, dtype=torch.float64, device=next(self.training.model.parameters()).device)
         counted_probabilities = self.probabilities.sums
         for layer in players.attention_layers:
@@ -220,25 +234,20 @@ class GeneratorState(MethodState):
         self.probabilities, self.period = RunningStatistics(), [[]]
         return metrics
 
-    def _merge(self, defender: SecondModel, gaps: Tensor, chance: float) -> bool:
-        """Replace both networks by the survivor, given the attacker's lead on each item and a random number.
-
-        Returns whether that is the attacker.
-        """
+    def _survives(self, gaps: Tensor, chance: float) -> bool:
+        """Return whether the attacker survives, given its lead on each item and a random number."""
         match self.method.merge:
             case "attacker":
-                survives = True
+                return True
             case "best":
-                survives = bool(gaps.mean() >= 0)
+                return bool(gaps.mean() >= 0)
             case "confidence":
                 # The probability that the expectation of the gaps is above 0; one half if all gaps are 0.
                 error = gaps.std(correction=min(1, len(gaps) - 1)) / len(gaps) ** 0.5
-                survives = chance < float(torch.special.ndtr(torch.nan_to_num(gaps.mean() / error, nan=0.0)))
+                return chance < float(torch.special.ndtr(torch.nan_to_num(gaps.mean() / error, nan=0.0)))
             case _:
                 # Softmax of two numbers, without overflow.
-                survives = chance < torch.sigmoid(gaps.mean() / self.method.temperature).item()
-        defender.merge(first_survives=survives)
-        return survives
+                return bool(chance < torch.sigmoid(gaps.mean() / self.method.temperature).item())
 
     def _items(self, seed: int) -> list[list[Batch]]:
         """Return this process's part of the batches to score on, for each step of the period."""
