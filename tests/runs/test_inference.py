@@ -421,6 +421,8 @@ def test_bad_rows_are_left_out_of_scores_and_listed(runs: Path, tmp_path: Path, 
     found = json.loads(capsys.readouterr().out)
     assert (found["rows"], found["skipped"]) == (2, 2)
     assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
+    run = save_run(tmp_path / "run", ["text"], eval_file=str(file), skip_bad_rows=True)  # as they were in training
+    assert evaluate(str(run), Source(device="cpu"))["skipped"] == 2
 
 
 @pytest.mark.parametrize(

@@ -775,7 +775,8 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         if label_map is not None and not Path(label_map).is_file():
             raise AttendropError(f"There is no label map '{label_map}', with which labels are read; give --label-map.")
         unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
-        bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
+        skips = source.skip_bad_rows or (source.file is None and bool(model.options.get("skip_bad_rows")))
+        bad = BadRows(skip=skips, unknown_labels=unknown_labels)
         chunks = stream_file(
             file, text_columns=columns, task_type=model.task_type, label_column=label, label_map=label_map,
             with_columns=source.with_columns or model.options.get("with_columns"), size=CHUNK_ROWS, bad=bad,

@@ -104,7 +104,10 @@ class RandomMaskPlan(Plan):
         found = self._edits.get(key)
         if found is None or (
             found.place not in found.counts.ran  # chosen with another layer, which was called in another way
-            and (found.call.shape != call.shape or found.call.valid is not call.valid)
+            and (
+                (found.call.shape, found.call.device) != (call.shape, call.device)
+                or found.call.valid is not call.valid
+            )
         ):
             self._choose(call)
             found = self._edits[key]
