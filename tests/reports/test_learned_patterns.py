@@ -17,6 +17,7 @@ from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.figures import Figure
 from attendrop.reports.learned_patterns import Numbers, Patterns
 from attendrop.runs.train import train
+from attendrop.support.files import model_sha256
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +106,9 @@ def test_the_table_has_the_first_and_the_last_step_and_marks_what_is_partial(tmp
     steps[0]["drop_probability"].pop("encoder.1")
     steps[-1] |= {"step": 994, "period_share": 0.4}
     change(run, dropout_steps=steps)
+    model = model_sha256(str(run))
     assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    assert (run / "scheduler.json").exists() and model_sha256(str(run)) == model  # the fit is none of the model
     lines = capsys.readouterr().out.splitlines()
     assert lines[3].split() == ["step", *map(str, range(12)), "reward", "kept"]
     assert lines[4].split() == ["10", "0.595", "–", *lines[4].split()[3:-2], "+0.250", "A"]

@@ -16,7 +16,7 @@ from attendrop.cli import app as ui
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RUN_FILE, Source
 from attendrop.runs.run_folder import check_source, input_files, read_run
-from attendrop.support.files import check_output, write_bytes, write_json, write_text
+from attendrop.support.files import SCHEDULE, check_output, write_bytes, write_json, write_text
 from attendrop.tasks.table import STDIN
 from attendrop.wording import RIGHT, aligned, counted, counted_rows, counts_of, interval_of, score_text
 
@@ -198,7 +198,7 @@ def patterns(
         str | None, typer.Option(help="PNG figure of what was learnt.", show_default="RUN/patterns.png")
     ] = None,
     options: Annotated[
-        str | None, typer.Option(help="JSON file of the fit.", show_default="RUN/scheduler.json")
+        str | None, typer.Option(help="JSON file of the fit.", show_default=f"RUN/{SCHEDULE}")
     ] = None,
     overwrite: ui.Overwrite = False,
     quiet: ui.Quiet = False,
@@ -212,7 +212,7 @@ def patterns(
     with ui.messages(quiet=quiet):
         found = learned_patterns.read(Path(run))
         fitted = None if fit is None else learned_patterns.fit(found, fit)
-        picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/scheduler.json")
+        picture, schedule = Path(output or f"{run}/patterns.png"), Path(options or f"{run}/{SCHEDULE}")
         for file in (picture, schedule) if fitted is not None else (picture,):
             check_output(file, input_files(Path(run)), overwrite=overwrite)
         write_bytes(picture, learned_patterns.figure(found, fitted).files()["png"])

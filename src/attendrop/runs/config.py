@@ -374,8 +374,8 @@ class RunConfig:
         FRACTION,
         shown="0, or 0.1 without evaluation data",
     )
-    """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit``,
-    ``calibrate`` or the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
+    """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit``
+    or ``calibrate`` needs it, or for a score if there are no evaluation data; otherwise none."""
     refit: bool | None = option(None, "selection", "Train again, including the held-out rows.", shown="if any are")
     """For the number of steps that was best with rows held out. None: if rows were held out, except for rewards."""
     patience: int | None = option(

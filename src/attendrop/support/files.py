@@ -33,6 +33,8 @@ PRUNED_CONFIG = "pruned_config.json"
 # The file that replaces it for a baseline, which no class of transformers is.
 BASELINE_CONFIG = "baseline.json"
 WEIGHTS = "model.safetensors"
+# What `attendrop patterns --fit` writes into the folder of a run, which is none of its model.
+SCHEDULE = "scheduler.json"
 _OF_MODEL = (".json", ".safetensors", ".bin", ".txt", ".model")
 _MINILM_FILES = (
     "config.json", WEIGHTS, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",
@@ -232,6 +234,7 @@ def model_sha256(name: str, suffixes: Collection[str] = _OF_MODEL) -> str:
     if not Path(name).is_dir():
         return ""
     files = sorted(path for path in Path(name).iterdir() if path.suffix in suffixes and path.is_file())
+    files = [path for path in files if path.name != SCHEDULE]
     return hashlib.sha256(json.dumps([[path.name, known_sha256(path)] for path in files]).encode()).hexdigest()
 
 
