@@ -265,3 +265,12 @@ def test_the_score_is_that_of_what_the_saved_model_writes(pairs: Path, capsys: C
     assert shorter["chrf"] != scores["chrf"] and shorter["neg_log_loss"] == pytest.approx(scores["neg_log_loss"])
     history = metrics["history"]
     assert history[-1]["train_loss"] < history[0]["train_loss"] and history[0]["dropped"]["ad-drop"] > 0.02
+
+
+def test_an_adapter_generates_as_its_run_did(pairs: Path) -> None:
+    """As soon as it is loaded, and not only after a prediction."""
+    files = f"train --train-file {pairs}/train.en,{pairs}/train.ro --model {pairs}/model --output-dir {pairs}/adapter"
+    how = "--lora r=2 --lora targets=q_proj --max-steps 1 --max-length 16 --method finetune --device cpu --quiet"
+    assert cli.main(f"{files} {how} --task-set max_new_tokens=6 --task-set num_beams=2".split()) == 0
+    generation = attendrop.load(pairs / "adapter").generation_config
+    assert (generation.num_beams, generation.max_new_tokens) == (2, 6)

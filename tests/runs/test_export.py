@@ -222,7 +222,10 @@ def test_files_of_another_model_do_not_stay_in_the_repository(hub: Hub, plain: P
     assert not {"config.json", "adapter_config.json"} & set(hub.files)
 
 
-@pytest.mark.parametrize("family", ["bert", "bertweet", "luke", "phobert", "roberta", "xlm-roberta", "xlnet"])
+@pytest.mark.parametrize(
+    "family",
+    ["bert", "bertweet", "fsmt", "luke", "phobert", "prophetnet", "roberta", "roc_bert", "xlm-roberta", "xlnet"],
+)
 def test_all_files_of_a_tokenizer_are_uploaded(family: str) -> None:
     cls = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES[family])
     assert all(map(_UPLOADED.fullmatch, cls.vocab_files_names.values()))

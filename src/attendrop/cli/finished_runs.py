@@ -197,9 +197,7 @@ def patterns(
     output: Annotated[
         str | None, typer.Option(help="PNG figure of what was learnt.", show_default="RUN/patterns.png")
     ] = None,
-    options: Annotated[
-        str | None, typer.Option(help="JSON file of the fit.", show_default=f"RUN/{SCHEDULE}")
-    ] = None,
+    options: Annotated[str | None, typer.Option(help="JSON file of the fit.", show_default=f"RUN/{SCHEDULE}")] = None,
     overwrite: ui.Overwrite = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,

@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.blocks import query_key_parameters
@@ -372,6 +372,8 @@ def save_adapter(model: Any, folder: Path, base: str) -> None:
     config.architectures = [type(own).__name__]
     setattr(config, _BASE_SHA256, model_sha256(base, (".safetensors",)))
     write_text(folder / MODEL_CONFIG, config.to_json_string())
+    if own.can_generate():  # as it was set for the run
+        own.generation_config.save_pretrained(folder)
 
 
 def adapted_class_and_config(folder: Path) -> tuple[Any, PreTrainedConfig]:
@@ -408,6 +410,8 @@ def load_adapter(folder: Path) -> Any:
     with without_report():  # which would say that the head is random, though the adapter has it
         how: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
         base, found = cls.from_pretrained(place, config=config, dtype="float32", **how)
+    if (folder / "generation_config.json").is_file():
+        base.generation_config = GenerationConfig.from_pretrained(folder)
     missing = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
     saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
     if lost := [key for key in missing if not any(name in key for name in saved)]:

@@ -32,7 +32,7 @@ _UPLOADED = re.compile(
     r"|(config|generation_config|adapter_config|pruned_config|model_config)\.json"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab|entity_vocab|emoji)\.json"
     r"|(vocab|merges|dict)\.txt|bpe\.codes|(tokenizer|spiece|spm|sentencepiece\.bpe)\.model|(source|target)\.spm"
-    r"|chat_template\.jinja"
+    r"|chat_template\.jinja|(word_shape|word_pronunciation|vocab-src|vocab-tgt)\.json|prophetnet\.tokenizer"
     r"|README\.md|modeling_mean_pooling\.py"
 )
 logger = logging.getLogger(__name__)

@@ -1,8 +1,10 @@
 """Facts of each kind of task; its labels survive files, models and predictions; rows that it cannot read."""
 
+import copy
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -412,6 +414,48 @@ def test_generation_begins_with_the_target_language(kind: str, token: str, tmp_p
     tokenizer.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     assert (again.src_lang, again("a")["input_ids"]) == ("tr_TR", tokenizer("a")["input_ids"])
+
+
+def test_a_multilingual_model_without_a_target_is_refused() -> None:
+    """Labels began with the language of the texts, and translations with another."""
+    for kind in ("MBartTokenizer", "MBart50Tokenizer"):
+        model, tokenizer = multilingual(kind)
+        tokenizer.tgt_lang = None
+        with pytest.raises(AttendropError, match="has language codes, and its files name no target; set target_lang"):
+            Translation().prepare(model, tokenizer)
+    fsmt = SimpleNamespace(generation_config=hf.GenerationConfig(), config=SimpleNamespace(model_type="fsmt"))
+    with pytest.raises(AttendropError, match="makes no inputs of labels, and cannot be trained"):
+        Translation().prepare(fsmt, None)  # type: ignore[arg-type]
+
+
+def test_the_tokens_of_languages_may_be_other_than_their_codes(tmp_path: Path) -> None:
+    """Those of M2M100 are ``__en__``, also where there is a word ``en``."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "text.txt").write_text("the cat sat\na dog en tr\n" * 20)
+    how = {"vocab_size": 40, "model_type": "unigram", "hard_vocab_limit": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(input=f"{tmp_path}/text.txt", model_prefix=f"{tmp_path}/m", **how)
+    pieces = sentencepiece.SentencePieceProcessor(f"{tmp_path}/m.model")
+    names = ["<s>", "<pad>", "</s>", "<unk>", *(pieces.id_to_piece(n) for n in range(3, len(pieces))), "en", "tr"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(dict.fromkeys(names))}))
+    tokenizer = hf.M2M100Tokenizer(f"{tmp_path}/vocab.json", f"{tmp_path}/m.model")
+    model = multilingual("MBartTokenizer")[0]
+    Translation(source_lang="tr", target_lang="en").prepare(model, tokenizer)
+    turkish, english = tokenizer.convert_tokens_to_ids(["__tr__", "__en__"])
+    assert model.generation_config.forced_bos_token_id == english
+    encoded = Translation().tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
+    assert (encoded["input_ids"][0][0], encoded["target_ids"][0][0]) == (turkish, english)
+    with pytest.raises(AttendropError, match="has no language code '__en__'; it has af, am, "):
+        Translation(target_lang="__en__").prepare(model, tokenizer)
+
+
+@pytest.mark.parametrize("kind", [Classification(("no", "yes")), MultiLabel(("a", "b")), Regression()])
+def test_the_end_of_a_text_that_is_written_in_it_is_text(kind: TaskType, loaded: tuple[Any, Any]) -> None:
+    """Classifiers with a decoder ended training at </s> of HTML: all rows need as many ends."""
+    tokenizer = copy.deepcopy(loaded[1])
+    end = tokenizer.eos_token_id
+    kind.prepare(loaded[0], tokenizer)
+    found = kind.tokenize({"text": [f"the cat {tokenizer.eos_token} dog", "the cat"]}, tokenizer, 16)["input_ids"]
+    assert [row.count(end) for row in found] == [1, 1]
 
 
 def test_nothing_is_sampled_and_generation_ends_at_the_last_position(tmp_path: Path) -> None:

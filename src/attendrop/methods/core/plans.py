@@ -105,8 +105,7 @@ class RandomMaskPlan(Plan):
         if found is None or (
             found.place not in found.counts.ran  # chosen with another layer, which was called in another way
             and (
-                (found.call.shape, found.call.device) != (call.shape, call.device)
-                or found.call.valid is not call.valid
+                (found.call.shape, found.call.device) != (call.shape, call.device) or found.call.valid is not call.valid
             )
         ):
             self._choose(call)

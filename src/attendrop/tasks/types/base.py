@@ -307,7 +307,8 @@ logits = model(**inputs).logits"""
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set what the options ask for in a loaded model and its tokenizer; raise AttendropError if it cannot be."""
-        return  # most kinds have no options
+        # Classifiers with a decoder read the last end of a text, of which all rows of a batch need as many.
+        tokenizer.end_is_text = self.one_vector and model.config.is_encoder_decoder
 
     def example_values(self, *, stock: bool) -> dict[str, str]:
         """Return the values of :attr:`example`, by name, beside ``texts`` and ``max_length``."""
@@ -327,6 +328,9 @@ logits = model(**inputs).logits"""
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
         texts = [columns[name] for name in self.inputs_in(columns)]
+        if getattr(tokenizer, "end_is_text", False):  # such as </s> of HTML
+            end = tokenizer.eos_token
+            texts = [[text.replace(end, f"{end[0]} {end[1:]}") for text in column] for column in texts]
         encoding: BatchEncoding = tokenizer(*texts, **truncation(max_length))
         return encoding
 

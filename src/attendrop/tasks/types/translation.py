@@ -130,10 +130,14 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         A row has one translation, nothing is sampled, and generation begins with the target language.
 
         Raises:
-            AttendropError: The model generates no text, more is asked for than its positions allow, or a language is
-                unknown.
+            AttendropError: The model generates no text, or does not learn from labels; more is asked for than its
+                positions allow; or a language is unknown, or missing.
         """
         generation = model.generation_config
+        if model.config.model_type == "fsmt":  # its decoder would read the source
+            raise AttendropError(
+                f"{type(model).__name__} makes no inputs of labels, and cannot be trained; use Marian."
+            )
         if generation is None:
             raise AttendropError(f"{type(model).__name__} does not generate text; use a model that does.")
         if self.num_beams is not None:
@@ -149,6 +153,12 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
                     f"max_new_tokens={most} is too much: {type(model).__name__} has {limit} positions."
                 )
             generation.max_new_tokens = limit // 2
+        if self.target_lang is None and getattr(tokenizer, "tgt_lang", "") is None:  # it would be the source's
+            raise AttendropError(
+                f"{type(tokenizer).__name__} has language codes, and its files name no target; set target_lang, and "
+                "source_lang, such as --task-set target_lang=CODE."
+            )
+        tokens: Mapping[str, str] = getattr(tokenizer, "lang_code_to_token", {})  # M2M100's for en is __en__
         for name, code in {"src_lang": self.source_lang, "tgt_lang": self.target_lang}.items():
             if code is None:
                 continue
@@ -157,8 +167,9 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
                     f"{type(tokenizer).__name__} has no language codes, but {code!r} is given; omit it, or use the "
                     "tokenizer of a multilingual model."
                 )
-            if tokenizer.convert_tokens_to_ids(code) in (None, tokenizer.unk_token_id):
-                known = ", ".join(token for token in tokenizer.all_special_tokens if "_" in token) or "none"
+            unknown = tokenizer.convert_tokens_to_ids(tokens.get(code, code)) in (None, tokenizer.unk_token_id)
+            if unknown or (tokens and code not in tokens):
+                known = ", ".join(tokens or (each for each in tokenizer.all_special_tokens if "_" in each)) or "none"
                 raise AttendropError(f"The tokenizer has no language code {code!r}; it has {known}.")
             setattr(tokenizer, name, code)
             tokenizer.init_kwargs[name] = code  # with which it is also saved
@@ -166,7 +177,8 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             return
         # Labels of mBART-50, NLLB and M2M100 begin with the language; those of the first mBART end with it, and the
         # model moves it to the start of the decoder's inputs.
-        language, labels = tokenizer.convert_tokens_to_ids(self.target_lang), tokenizer(text_target="a")["input_ids"]
+        language = tokenizer.convert_tokens_to_ids(tokens.get(self.target_lang, self.target_lang))
+        labels = tokenizer(text_target="a")["input_ids"]
         if labels[0] == language:
             generation.forced_bos_token_id = language
         elif labels[-1] == language:
