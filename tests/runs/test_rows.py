@@ -78,7 +78,8 @@ def test_other_columns_are_read_in_front_of_the_text_and_change_no_split(files: 
     scores = [row_scores(task, outputs, np.array([0, 1] * 5), each.report["dev"]) for each in (alone, found)]
     assert scores[0] is not None and scores[1] is not None
     assert scores[0].as_dict() == scores[1].as_dict()  # which are paired
-    assert [*parts(files, **how, with_columns=["sentence2"], protocol="paper").named] == ["train", "dev"]
+    paper = how | {"protocol": "paper", "selection_fraction": None}
+    assert [*parts(files, **paper, with_columns=["sentence2"]).named] == ["train", "dev"]
     with pytest.raises(AttendropError, match="the column 'label' is given twice; text, label and other columns must"):
         parts(files, **how, with_columns=["label"])
     with pytest.raises(AttendropError, match="with-columns and unlabelled do not go together"):

@@ -75,7 +75,7 @@ def compare(
     """
     train_file = ui.one_file(file, "--train-file", data.get("train_file"))
     if "models" in search and data.get("model") not in (None, *names(search["models"])):
-        raise AttendropError(f"--model {data['model']} is not one of --models; add it there, or omit it.")
+        raise AttendropError(f"model '{data['model']}' is not one of models; add it there, or omit it.")
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))
     values: dict[str, dict[str, list[str]]] = {}  # of options of each method, by name
