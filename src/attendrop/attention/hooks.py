@@ -144,7 +144,8 @@ class ModuleHooks:
         for handle in self._handles:
             handle.remove()
         for module in self._replaced:
-            vars(module).pop("forward", None)
+            if hasattr(vars(module).get("forward"), _MARK):  # nobody else has wrapped it since
+                del module.forward
         for module in self._modules:
             left = [vars(module).get("forward"), *(hook for name in _HOOKS for hook in getattr(module, name).values())]
             if not any(hasattr(function, _MARK) for function in left):

@@ -74,7 +74,8 @@ def compare(
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
     train_file = ui.one_file(file, "--train-file", data.get("train_file"))
-    if "models" in search and data.get("model") not in (None, *names(search["models"])):
+    listed = names(search.get("models", ""))
+    if listed and "auto" not in listed and data.get("model") not in (None, *listed):
         raise AttendropError(f"model '{data['model']}' is not one of models; add it there, or omit it.")
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))
