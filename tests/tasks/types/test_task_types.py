@@ -4,7 +4,6 @@ import copy
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -421,11 +420,13 @@ def test_a_multilingual_model_without_a_target_is_refused() -> None:
     for kind in ("MBartTokenizer", "MBart50Tokenizer"):
         model, tokenizer = multilingual(kind)
         tokenizer.tgt_lang = None
+        Translation().prepare(model, tokenizer)
+        assert Translation().tokenize({"text": ["a"]}, tokenizer, 16)  # it predicts as its files say
         with pytest.raises(AttendropError, match="has language codes, and its files name no target; set target_lang"):
-            Translation().prepare(model, tokenizer)
-    fsmt = SimpleNamespace(generation_config=hf.GenerationConfig(), config=SimpleNamespace(model_type="fsmt"))
-    with pytest.raises(AttendropError, match="makes no inputs of labels, and cannot be trained"):
-        Translation().prepare(fsmt, None)  # type: ignore[arg-type]
+            Translation().tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
+    fsmt: Any = type("FSMTTokenizer", (), {"__call__": lambda *_, **__: {}})()
+    with pytest.raises(AttendropError, match="makes no inputs of labels, and can only predict"):
+        Translation().tokenize({"text": ["a"], "label": ["a"]}, fsmt, 16)
 
 
 def test_the_tokens_of_languages_may_be_other_than_their_codes(tmp_path: Path) -> None:
@@ -442,7 +443,7 @@ def test_the_tokens_of_languages_may_be_other_than_their_codes(tmp_path: Path) -
     Translation(source_lang="tr", target_lang="en").prepare(model, tokenizer)
     turkish, english = tokenizer.convert_tokens_to_ids(["__tr__", "__en__"])
     assert model.generation_config.forced_bos_token_id == english
-    encoded = Translation().tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
+    encoded = Translation(target_lang="en").tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
     assert (encoded["input_ids"][0][0], encoded["target_ids"][0][0]) == (turkish, english)
     with pytest.raises(AttendropError, match="has no language code '__en__'; it has af, am, "):
         Translation(target_lang="__en__").prepare(model, tokenizer)

@@ -130,14 +130,10 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         A row has one translation, nothing is sampled, and generation begins with the target language.
 
         Raises:
-            AttendropError: The model generates no text, or does not learn from labels; more is asked for than its
-                positions allow; or a language is unknown, or missing.
+            AttendropError: The model generates no text, more is asked for than its positions allow, or a language is
+                unknown.
         """
         generation = model.generation_config
-        if model.config.model_type == "fsmt":  # its decoder would read the source
-            raise AttendropError(
-                f"{type(model).__name__} makes no inputs of labels, and cannot be trained; use Marian."
-            )
         if generation is None:
             raise AttendropError(f"{type(model).__name__} does not generate text; use a model that does.")
         if self.num_beams is not None:
@@ -153,11 +149,6 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
                     f"max_new_tokens={most} is too much: {type(model).__name__} has {limit} positions."
                 )
             generation.max_new_tokens = limit // 2
-        if self.target_lang is None and getattr(tokenizer, "tgt_lang", "") is None:  # it would be the source's
-            raise AttendropError(
-                f"{type(tokenizer).__name__} has language codes, and its files name no target; set target_lang, and "
-                "source_lang, such as --task-set target_lang=CODE."
-            )
         tokens: Mapping[str, str] = getattr(tokenizer, "lang_code_to_token", {})  # M2M100's for en is __en__
         for name, code in {"src_lang": self.source_lang, "tgt_lang": self.target_lang}.items():
             if code is None:
@@ -198,11 +189,23 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
     # Tokens -----------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
-        """Tokenize texts; with labels, add ``references``, the whole texts, and ``target_ids``, their tokens."""
+        """Tokenize texts; with labels, add ``references``, the whole texts, and ``target_ids``, their tokens.
+
+        Raises:
+            AttendropError: The language of labels is not known, or the model does not read them.
+        """
         limits = truncation(max_length)
         prefix = self.source_prefix or ""
         encoded: BatchEncoding = tokenizer([prefix + text for text in columns["text"]], **limits)
         if "label" in columns:
+            called = type(tokenizer).__name__
+            if called == "FSMTTokenizer":  # its model's decoder would read the source
+                raise AttendropError("FSMT makes no inputs of labels, and can only predict; train Marian.")
+            if self.target_lang is None and getattr(tokenizer, "tgt_lang", "") is None:  # it would be the source's
+                raise AttendropError(
+                    f"{called} has language codes, and its files name no target; set target_lang, and source_lang, "
+                    "such as --task-set target_lang=CODE."
+                )
             encoded["references"] = list(columns["label"])
             encoded["target_ids"] = tokenizer(text_target=list(columns["label"]), **limits)["input_ids"]
         return encoded
