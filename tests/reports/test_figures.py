@@ -87,14 +87,13 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "mrpc"})
     found, _ = make_figures(read_results(tmp_path))
     (chart,) = (figure for figure in found if figure.kind == "data_size")
-    assert encoding(chart, "y")["scale"]["domain"] == pytest.approx([0.70 - 0.06, 1.0 + 0.06])
+    assert encoding(chart, "y")["scale"]["domain"] == pytest.approx([0.76 - 0.2 * 0.238, 0.998 + 0.2 * 0.238], abs=1e-3)
     assert values(chart, "method", "training rows", "accuracy") == [
         ["finetune", "16", "0.760"],
         ["finetune", "64", "0.960"],
         ["r-drop", "16", "0.798"],
         ["r-drop", "64", "0.998"],
     ]
-    assert values(chart, "high")[-1] == ["1.000"]  # intervals end at the best possible score
 
 
 def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Path) -> None:

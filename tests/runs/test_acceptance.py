@@ -74,12 +74,25 @@ def test_accepted_rows_are_those_that_clopper_and_pearson_allow(rows: int, wrong
         assert found["threshold"] == pytest.approx(confidence[accepted - 1]) and found["at_least"] >= 0.95
 
 
-def test_rows_of_a_group_count_once_and_ties_are_accepted_together() -> None:
+def test_the_promise_is_about_rows_also_where_large_groups_are_worse() -> None:
+    generator, broken = np.random.default_rng(0), 0
+    for _ in range(400):
+        sizes = np.ceil(generator.lognormal(0.5, 1, 300)).astype(int)
+        right = np.repeat(generator.random(300) < np.where(sizes > 4, 0.85, 0.98), sizes)  # all of a group, or none
+        groups = np.repeat(np.arange(300), sizes)
+        found = choose_threshold(logits_of(np.full(len(right), 0.9)), right.astype(int), 0.917, groups.tolist())
+        assert found["rows"] == len(right) > found["effective_rows"] > 50
+        broken += found["threshold"] is not None  # 0.916 of all rows are right, of groups 0.96
+    assert 0.02 * 400 < broken <= 0.1 * 400
+
+
+def test_rows_of_a_group_count_as_one_and_ties_are_accepted_together() -> None:
     logits = logits_of(np.full(100, 0.9))
     assert choose_threshold(logits, np.ones(100, int), 0.95)["accepted"] == 100
     found = choose_threshold(logits, np.ones(100, int), 0.95, groups=[row // 5 for row in range(100)])
-    assert (found["rows"], found["threshold"]) == (20, None)
-    assert promise(found).startswith("No answer is accepted at 0.95: 20 held-out rows cannot show such an accuracy")
+    assert (found["rows"], found["effective_rows"], found["threshold"]) == (100, 20, None)
+    told = "No answer is accepted at 0.95: 100 held-out rows (as good as 20 that are not alike) cannot show such an"
+    assert promise(found).startswith(told)
 
 
 def test_accuracy_at_coverage_is_that_of_the_most_confident_rows() -> None:
@@ -88,6 +101,13 @@ def test_accuracy_at_coverage_is_that_of_the_most_confident_rows() -> None:
     curve = accuracy_at_coverage(logits_of(confidence[shuffled]), right[shuffled])
     assert [each["coverage"] for each in curve] == pytest.approx(np.arange(1, 11) / 10)
     assert [each["accuracy"] for each in curve] == pytest.approx([1] * 5 + [10 / n for n in (12, 14, 16, 18, 20)])
+
+
+def test_accuracy_at_coverage_does_not_depend_on_the_order_of_rows_that_are_equally_confident() -> None:
+    right = np.array([1] * 60 + [0] * 40)
+    assert [each["accuracy"] for each in accuracy_at_coverage(logits_of(np.full(100, 0.6)), right)] == pytest.approx(
+        [0.6] * 10
+    )
 
 
 def test_the_threshold_is_kept_predicted_with_and_told(
@@ -141,8 +161,8 @@ def test_neither_rows_that_were_trained_on_nor_the_same_text_twice_say_what_to_a
     metrics = train(tiny.config(files, **options | LINEAR))
     assert metrics["data"]["report"]["parts"]["dev"]["in_train"] == 30
     assert metrics["row_scores"]["groups"] == 20
-    assert (metrics["accept"]["rows"], metrics["accept"]["trained_on"]) == (10, 30)
-    assert " 10 held-out rows (30 more have a text of training rows)" in promise(metrics["accept"])
+    assert (metrics["accept"]["effective_rows"], metrics["accept"]["trained_on"]) == (10, 30)
+    assert " 30 held-out rows (as good as 10 that are not alike; 30 more have a text of training rows)" in promise(metrics["accept"])
     assert evaluate(str(files / "run"), Source(), report=True)["report"]["accept"]["rows"] == 30
     told = Source(file=str(files / "told.csv"))
     assert "accept" not in evaluate(str(files / "run"), told, report=True)["report"]

@@ -323,12 +323,13 @@ def test_every_split_keeps_groups_whole(kind: str, largest: int, classes: int) -
         assert not set(kept[GROUP]) & set(held[GROUP]) and len(kept) > 120
 
 
-def test_large_groups_are_held_out_as_often_as_small_ones() -> None:
+@pytest.mark.parametrize("column", [GROUP, "text"])
+def test_large_groups_are_held_out_as_often_as_small_ones(column: str) -> None:
     """In the order of random rows, they would be the first to be held out."""
     groups = [f"large {row // 10}" for row in range(100)] + [f"small {row // 2}" for row in range(100)]
-    rows = rows_with(texts(200, words=3), groups)
-    held = Counter(name.split()[0] for seed in range(20) for name in hold_out(rows, YES_NO, 0.25, seed)[1][GROUP])
-    assert 0.6 < held["large"] / held["small"] < 1.5  # 1.9 in the order of random rows
+    data = rows_with(texts(200, words=3), groups) if column == GROUP else rows([0, 1] * 100, groups)
+    held = Counter("large" in name for seed in range(20) for name in hold_out(data, YES_NO, 0.25, seed)[1][column])
+    assert 0.6 < held[True] / held[False] < 1.5  # 1.9 in the order of random rows
 
 
 FEW, ONE_GROUP = rows([0, 1]), rows_with(texts(40), ["a"] * 40)

@@ -350,7 +350,7 @@ def prune(
 ) -> None:
     """Replace attention by constants in some layers, for a smaller and faster model."""
     from attendrop.cli.progress import TrainingProgress
-    from attendrop.runs.prune import prune_run
+    from attendrop.runs.prune import IMPORTANCE, prune_run
 
     with ui.messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
         metrics = prune_run(
@@ -368,7 +368,8 @@ def prune(
     lines["ranked by"] = f"{pruned['measure']}  {ranking}"
     if pruned["scores"]:  # the trials of auto, and what the rows cannot decide
         rows = f"{name} on {pruned['rows']} rows of {pruned['chosen_on']}"
-        lines["tried"] = f"{rows}; differences, 95 % intervals for all at once"
+        ranked = ", but on rows that ranked the layers, too" if pruned["ranked_by"] == IMPORTANCE else ""
+        lines["tried"] = f"{rows}; differences, 95 % intervals for all at once{ranked}"
         for count, score in pruned["scores"].items():
             found = pruned["differences"].get(count)
             gap = "" if found is None else f"  {score_text(found['value'], score, '+')}  ({interval_of(found, score)})"

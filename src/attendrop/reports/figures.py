@@ -22,7 +22,6 @@ from attendrop.reports.tables import score_scale
 from attendrop.studies.answer import MethodRow, cost, interval, number, scored_data, signed, span_of
 from attendrop.studies.executor import LABEL
 from attendrop.studies.results import OF_RUN, ReportedSetting, Results
-from attendrop.studies.statistics import mean_interval
 from attendrop.wording import decimals
 
 try:
@@ -314,16 +313,10 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
         for label in methods:
             for setting in group:
                 row = next(row for row in setting.answer.rows if row.label == label)
-                every += row.scores.values()
+                every.append(row.mean)
                 record: dict[str, Any] = {"method": label, "training rows": str(sizes[setting.name])}
-                record |= {metric: number(row.mean, digits), "low": "-", "high": "-", "seeds": str(row.n)}
-                if row.n > 1:
-                    found = mean_interval(list(row.scores.values()))
-                    worst, best = _score_limits(metric)
-                    record |= {"_low": max(worst, found.low), "_high": min(best, found.high)}
-                    record |= {"low": number(record["_low"], digits), "high": number(record["_high"], digits)}
+                record |= {metric: number(row.mean, digits), "seeds": str(row.n)}
                 records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
-        # Of all seeds: intervals of two seeds would dominate the plot.
         space = 0.2 * (max(every) - min(every)) or 0.01
         x = alt.X("_x:Q", title="training rows", axis=alt.Axis(values=counts), scale=alt.Scale(type="log"))
         limits = alt.Scale(domain=[min(every) - space, max(every) + space], nice=False)
@@ -331,7 +324,7 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
         first, *others = (setting.name.split(", ") for setting in group)
         data = ", ".join(part for part in first if all(part in other for other in others))
         data = data or scored_data(group[0].runs[0])
-        caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
+        caption = f"Mean over seeds.{left_out}"
         title = f"Score over data size, {data}"
         figures.append(Figure("data_size", "", title, caption, chart.properties(**SIZE), values, data))
     return figures or "no two settings with a method in common differ only in the number of training rows"

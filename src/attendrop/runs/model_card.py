@@ -18,6 +18,7 @@ from attendrop.tasks.types.base import TaskType
 from attendrop.wording import counted, in_markdown, interval_of, score_text
 
 CARD = "README.md"
+SCORED_ONCE = " The development set was scored once, at the end."
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
 # What code on a card calls inputs of heads.
 _SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words"}
@@ -63,7 +64,7 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
             f" {selected['rows']} training rows were held out for the selection score; then the model was trained "
             f"again on all {rows['train']} rows, for {counted(selected['steps'], 'step')}."
         )
-    protocol += " The development set was scored once, at the end." if scored_once(metrics) else ""
+    protocol += SCORED_ONCE if scored_once(metrics) else ""
     protocol += _REWARDED[metrics["data"]["rewarded_on"]].format(**rows)
     loading = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if adapter:

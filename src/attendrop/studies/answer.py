@@ -256,11 +256,11 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
         one = "One seed gives no intervals."
         return one if differences else "Nothing is compared with the reference: there are no intervals."
     config, trained = run.get("config", {}), ", with the same training rows"
-    if config.get("shots"):
-        per_class = " per class" if run["data"]["rows"]["train"] > config["shots"] else ""  # or in all
-        trained = f" and other samples of {config['shots']} training rows{per_class}"
-    elif config.get("max_train_samples"):
-        trained = f" and other samples of {config['max_train_samples']} training rows"
+    if sample := config.get("shots") or config.get("max_train_samples"):
+        rows_of = run["data"]["rows"]
+        if (used := sum(rows_of.get(part, 0) for part in ("train", "selection", "reward"))) >= sample:  # not all
+            per_class = " per class" if config.get("shots") and used > sample else ""  # or in all
+            trained = f" and other samples of {sample} training rows{per_class}"
     if not any(each.components for each in (*differences, *found)):
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
     column = config.get("group_column")

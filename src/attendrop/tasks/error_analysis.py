@@ -202,31 +202,41 @@ def choose_threshold(
         logits: Of rows that were not trained on, ``(rows, classes)``.
         labels: Class ids ``(rows,)``; ids that are not a class count as wrong.
         wanted: Accuracy of the accepted answers, above 0 and below 1.
-        groups: Group of each row. One row of each, at random, is used: rows of a group are not independent.
+        groups: Group of each row; rows of a group are not independent. None: each row is its own.
 
     Returns:
-        ``wanted``; ``threshold``, None if no threshold passes; ``rows`` that were used; and of these how many the
-        threshold has ``accepted``, how many of them are ``right``, and ``at_least``, the lower limit.
+        ``wanted``; ``threshold``, None if no threshold passes; ``rows``, and as how many independent ones they count,
+        ``effective_rows``; how many the threshold has ``accepted``, how many of these are ``right``, and ``at_least``,
+        the lower limit.
     """
-    used = np.arange(len(labels))
-    if groups is not None:
-        order = np.random.default_rng(0).permutation(len(labels))
-        used = order[np.unique(np.asarray([str(groups[row]) for row in order]), return_index=True)[1]]
-    logits, labels = logits[used], labels[used]
     confidence, right = confidences(logits), predicted_classes(logits) == labels
-    found = {"wanted": wanted, "threshold": None, "rows": len(labels), "accepted": 0, "right": 0, "at_least": None}
-    least = least_rows(wanted)
-    for step in range(_FIRST, _STEPS + 1):
-        place = math.ceil(len(labels) * step / _STEPS)
-        if place < least:
+    group = np.unique(range(len(labels)) if groups is None else list(map(str, groups)), return_inverse=True)[1]
+    effective = int(_effective_rows(np.bincount(group)))
+    found = {"wanted": wanted, "threshold": None, "rows": len(labels), "effective_rows": effective}
+    found |= {"accepted": 0, "right": 0, "at_least": None}
+    for step in range(_FIRST, _STEPS + 1) if effective >= least_rows(wanted) else ():
+        threshold = float(np.sort(confidence)[-math.ceil(len(labels) * step / _STEPS)])
+        accepted = confidence >= threshold
+        sizes, hits = np.bincount(group[accepted]), np.bincount(group[accepted], right[accepted])
+        if _effective_rows(sizes) < least_rows(wanted):
             continue
-        threshold = float(np.sort(confidence)[-place])
-        accepted, hits = int((confidence >= threshold).sum()), int(right[confidence >= threshold].sum())
-        limit = float(beta.ppf(ALPHA, hits, accepted - hits + 1)) if hits else 0.0
-        if limit < wanted:
+        if (limit := _lower_limit(hits, sizes)) < wanted:
             break
-        found |= {"threshold": threshold, "accepted": accepted, "right": hits, "at_least": limit}
+        found |= {"threshold": threshold, "accepted": int(sizes.sum()), "right": int(hits.sum()), "at_least": limit}
     return found
+
+
+def _effective_rows(sizes: Array) -> float:
+    """Count the independent rows that groups of such sizes are worth at least (Kish, 1965); all, if each has one."""
+    return float(sizes.sum() ** 2 / (sizes**2).sum()) if sizes.size else 0.0
+
+
+def _lower_limit(hits: Array, sizes: Array) -> float:
+    """Compute the limit of Clopper and Pearson for as many rows as groups are worth (Korn and Graubard, 1998)."""
+    rows, accuracy, worth = sizes.sum(), hits.sum() / sizes.sum(), _effective_rows(sizes)
+    if variance := ((hits - accuracy * sizes) ** 2).sum() / rows**2:
+        worth = min(worth, accuracy * (1 - accuracy) / variance)
+    return float(beta.ppf(ALPHA, accuracy * worth, (1 - accuracy) * worth + 1)) if accuracy else 0.0
 
 
 def least_rows(wanted: float) -> int:
@@ -270,6 +280,8 @@ def accuracy_at_coverage(logits: Array, labels: Array) -> list[dict[str, float]]
     Returns ``coverage``, the share of the rows, 0 to 1, with the ``confidence`` of its last row and its ``accuracy``.
     """
     confidence, right = confidences(logits), predicted_classes(logits) == labels
+    _, tied = np.unique(confidence, return_inverse=True)  # rows of the same confidence have no order
+    right = (np.bincount(tied, right) / np.bincount(tied))[tied]
     order = np.argsort(-confidence, kind="stable")
     means = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
     places = sorted({math.ceil(len(order) * tenths / 10) for tenths in range(1, 11)})
@@ -285,8 +297,11 @@ def promise(accept: Mapping[str, Any]) -> str:
     ``accept`` is what :func:`choose_threshold` returns, with the number of other rows, whose text was ``trained_on``.
     """
     wanted, rows, threshold = accept["wanted"], counted(accept["rows"], "held-out row"), accept["threshold"]
-    rows += f" ({again} more have a text of training rows)" if (again := accept.get("trained_on")) else ""
-    if accept["rows"] < (least := least_rows(wanted)):
+    alike, again = accept["effective_rows"] < accept["rows"], accept.get("trained_on")
+    remarks = [f"as good as {accept['effective_rows']} that are not alike"] if alike else []
+    remarks += [f"{again} more have a text of training rows"] if again else []
+    rows += f" ({'; '.join(remarks)})" if remarks else ""
+    if accept["effective_rows"] < (least := least_rows(wanted)):
         return (
             f"No answer is accepted at {wanted:g}: {rows} cannot show such an accuracy, which takes {least} with right "
             "answers to all; score more new rows, by --eval-file or --test-fraction."

@@ -19,8 +19,8 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError, check_known
 from attendrop.tasks.base import OTHERS, Task, with_others
+from attendrop.tasks.class_names import same_text
 from attendrop.tasks.splits import GROUP, given_groups, groups_of, merged, numbered
-from attendrop.tasks.table import plain
 from attendrop.tasks.types.base import Array, TaskType, row_array
 
 # File of a scored run beside metrics.json.
@@ -260,8 +260,8 @@ def units_of(rows: Dataset, task: Task) -> list[int]:
 
 
 def texts_alone(rows: Dataset, task: Task) -> list[tuple[str, ...]]:
-    """Return the plain texts of rows, as they are looked for in others, without what other columns say in front."""
-    return [tuple(map(plain, text)) for text in task.type.texts(with_others(rows, joined=False))]
+    """Return the texts of rows, as they are looked for in others, without what other columns say in front."""
+    return [tuple(map(same_text, text)) for text in task.type.texts(with_others(rows, joined=False))]
 
 
 def new_rows(rows: Dataset, train: Dataset, task: Task) -> list[int]:

@@ -28,7 +28,8 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.table import MARKS, UNSPACED, may_be_missing, plain
+from attendrop.tasks.class_names import same_text
+from attendrop.tasks.table import MARKS, UNSPACED, may_be_missing
 from attendrop.wording import counted, counts_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
 
     Cosines are those of words and pairs of words. Of more than 20,000 different texts, none are computed.
     """
-    words = [" ".join(re.findall(rf"[\w{MARKS}]+", low)) or low for low in map(plain, texts)]
+    words = list(map(same_text, texts))
     found, known = numbered(words), list(dict.fromkeys(words))
     if not 1 < len(known) <= _MOST_COMPARED:
         return found
@@ -190,8 +191,7 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         same = "group" if GROUP in dataset.column_names else "text"
         raise AttendropError(f"{len(dataset)} rows of the same {same} cannot be split; hold out 0, or add data.")
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
-    # In the order of their first rows, large groups would mostly be held out.
-    places = _shuffled(max(texts) + 1, seed) if GROUP in dataset.column_names else None
+    places = _shuffled(max(texts) + 1, seed)  # in the order of their first rows, texts of many rows would come first
     order, labels = _shuffled(len(texts), seed), [0] * len(texts)
     if len(task.type.strata) > 1:
         classes = task.type.strata_of(dataset)
@@ -214,12 +214,12 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
 
 
 def _whole_texts(
-    order: Sequence[int], count: int, labels: Sequence[int], texts: Sequence[int], places: Sequence[int] | None
+    order: Sequence[int], count: int, labels: Sequence[int], texts: Sequence[int], places: Sequence[int]
 ) -> set[int]:
     """Take the first ``count`` rows; where texts repeat, instead as many rows of each class, with all rows of a text.
 
     At least one text of each class is left. A text of more rows than are still wanted is taken only where none fits.
-    Texts are taken in the order of their ``places``; None: of their first rows.
+    Texts are taken in the order of their ``places``.
     """
     if max(texts) == len(texts) - 1:
         return set(order[:count])
@@ -227,7 +227,7 @@ def _whole_texts(
     for row, text in enumerate(texts):
         rows_of[text].append(row)
     texts_of: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by class, each once, in the order
-    for row in order if places is None else sorted(order, key=lambda row: places[texts[row]]):
+    for row in sorted(order, key=lambda row: places[texts[row]]):
         texts_of[labels[row]][texts[row]] = None
     classes_of = _classes_of(labels, texts)
     left = Counter(label for classes in classes_of.values() for label in classes)
