@@ -350,7 +350,8 @@ def prune(
 ) -> None:
     """Replace attention by constants in some layers, for a smaller and faster model."""
     from attendrop.cli.progress import TrainingProgress
-    from attendrop.runs.prune import IMPORTANCE, prune_run
+    from attendrop.pruning.selection import IMPORTANCE
+    from attendrop.runs.prune import prune_run
 
     with ui.messages(quiet=quiet) as console, closing(TrainingProgress(console)) as progress:
         metrics = prune_run(

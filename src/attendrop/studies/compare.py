@@ -313,7 +313,7 @@ def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) ->
 def choose(trials: Sequence[Trial]) -> MethodSetting:
     """Choose the first setting, which is the default, unless another is better by more than one standard error.
 
-    The standard error is that of the mean difference, paired by fold; of one fold there is none, and the best is chosen.
+    The standard error is that of the mean difference, paired by fold; of one fold there is none, and the best is taken.
     Of several settings one may pass by luck: of eight equally good ones with three folds in 58 % of simulated searches.
     Settings that failed are not chosen, and folds in which the default failed do not count.
     """
@@ -444,8 +444,8 @@ def keep_best(
     if told and card.exists():
         text = (
             f"`{kept}`: {in_markdown('; '.join(told))}. These are scores of the comparison's models, which were "
-            "trained without these rows, and not of this one, which was trained in the end. They decided which model is "
-            "kept, so that they are slightly optimistic."
+            "trained without these rows, and not of this one, which was trained in the end. They decided which model "
+            "is kept, so that they are slightly optimistic."
         )
         own = card.read_text(encoding="utf-8").replace(SCORED_ONCE, "")
         write_text(card, with_section(own, "In the comparison", text))
