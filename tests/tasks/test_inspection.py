@@ -333,7 +333,7 @@ def test_numbers_to_predict_and_many_classes_are_candidates_beside_few_values(tm
         assert inspect_files(file).label_candidates == found
     lines = [f"site{n}.org,{n / 8},{'xy'[n % 2]}" for n in range(60)]
     file.write_text("\n".join(["url,entropy,label", *lines]))
-    assert inspect_files(file).text_candidates == [("url",), ("entropy",)]  # so that it is asked for
+    assert inspect_files(file).text_candidates == [("url",)]  # numbers are no texts
 
 
 def test_other_texts_and_choices_are_told(tmp_path: Path) -> None:
@@ -476,3 +476,46 @@ def test_labels_of_one_row_each_are_classes_if_they_are_words(tmp_path: Path) ->
         with pytest.raises(AttendropError, match="ids") if codes else nullcontext():
             assert load_files(train_file=file, **GIVEN).task.label_names == tuple(sorted(labels))
         assert bool(inspect_files(file).unclear) is codes
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "labels", "texts"),
+    [
+        ("ID,Target,Tweet,Stance", "{n},{abc},{text},{xy}", ["Target", "Stance"], ["Tweet"]),
+        ("body,score,is_toxic", "{text},{n5},{n2}", ["score", "is_toxic"], ["body"]),
+        ("message,category,hours", "{text},{abc},{n5}", ["category"], ["message"]),
+        ("utterance,subintent,split", "{text},s{n2},{abc}", ["subintent"], ["utterance"]),
+        ("word,frequency,label", "w{n},{n5},{xy}", ["label"], ["word"]),
+        ("score,If yes,If no", "{n5},{half},{other}", ["score"], ["If yes", "If no"]),
+        ("text,label,keywords", '{text},{xy},"[""a"", ""b and c and d and e""]"', ["label"], ["text"]),
+    ],
+)
+def test_names_of_columns_decide_alone_only_where_they_are_sure(
+    header: str, row: str, labels: list[str], texts: list[str], tmp_path: Path
+) -> None:
+    values = [
+        {"n": n, "n2": n % 2, "n5": n % 5, "abc": "abc"[n % 3], "xy": "xy"[n % 2], "text": f"{TEXTS[n % 3]} {n}"}
+        | {"half": f"{TEXTS[n % 3]} {n}" if n % 2 else "", "other": "" if n % 2 else f"{TEXTS[n % 3]} {n}"}
+        for n in range(40)
+    ]
+    (tmp_path / "a.csv").write_text("\n".join([header, *(row.format(**each) for each in values)]))
+    found = inspect_files(tmp_path / "a.csv")
+    assert found.label_candidates == labels and sorted(found.text_candidates) == sorted((each,) for each in texts)
+    assert any("'split' seems to name the parts of the data" in note for note in found.notes) == ("split" in header)
+
+
+def test_points_between_thousands_are_told(tmp_path: Path) -> None:
+    """1.250 was read as 1.25, below 950."""
+    prices = ["950", "1.250", "2.500", "780"]
+    (tmp_path / "a.csv").write_text(
+        "text,price\n" + "".join(f"{TEXTS[n % 3]} {n},{prices[n % 4]}\n" for n in range(40))
+    )
+    assert "may have points between thousands" in inspect_files(tmp_path / "a.csv", label_column="price").unclear
+    (tmp_path / "a.csv").write_text("text,price\n" + "".join(f"{TEXTS[n % 3]} {n},{n / 8}\n" for n in range(40)))
+    assert not inspect_files(tmp_path / "a.csv", label_column="price").unclear
+
+
+def test_one_text_in_brackets_makes_no_tags(tmp_path: Path) -> None:
+    texts = ["[1]", *(f"{TEXTS[n % 3]} {n}" for n in range(39))]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"{text},{'xy'[n % 2]}\n" for n, text in enumerate(texts)))
+    assert inspect_files(tmp_path / "a.csv").label_type == "class"

@@ -238,9 +238,9 @@ def test_chunks_of_a_file_are_the_file(name: str) -> None:
 
 
 def test_column_files_have_a_sentence_in_each_row() -> None:
-    text = "-DOCSTART- -X- O\n\n# file = one\nEU NNP B-ORG\nrejects VBZ O\n\n\n\n#\t#\tO\n#1\tCD\tO\n"
+    text = "-DOCSTART- -X- O\n\n# file = one\n# 12\n# id 3b\nEU NNP B-ORG\nrejects VBZ O\n\n\n\n#\t#\tO\n#1\tCD\tO\n"
     table = read_table(write("a.conll", text))
-    assert table.columns == ["tokens", "column_2", "tags"] and table.places == ["line 4", "line 9"]
+    assert table.columns == ["tokens", "column_2", "tags"] and table.places == ["line 6", "line 11"]
     assert rows(table) == [(["EU", "rejects"], ["NNP", "VBZ"], ["B-ORG", "O"]), (["#", "#1"], ["#", "CD"], ["O", "O"])]
     table = read_table(write("a.conllu", CONLLU))
     assert table.column("tokens") == [["I", "do", "n't", "."], ["# 1"]] and table.places == ["line 3", "line 10"]
@@ -298,6 +298,12 @@ BAD_FILES = [
     ("a.csv", "text,label\na,b\n".encode("utf-16-le"), "a.csv, line 1: a NUL character, which no text has; delete it"),
     ("a.json", '[{"text": "a"}', "a.json is not a valid JSON array (Expecting"),
     ("a.json", '[{"text": "a", "label": "x"}, 3]', "a.json, row 2: every row must be an object such as"),
+    (
+        "a.json",
+        '{"version": 1,\n "intents": {"a": ["b"]}}',
+        "a.json is one object, with 'version', 'intents'; save the list",
+    ),
+    ("a.conll", "O\ta\nB-THING\tfilm\n", "a.conll has the tags before the words; write each word first, and its tag"),
     ("a.csv", "\nthe cat, __label__a\n__label__b no\n", "a.csv is a fastText file, with labels such as '__label__a'"),
 ]
 

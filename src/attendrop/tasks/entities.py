@@ -17,7 +17,11 @@ _SIGNS = r"!-/:-@\[-`{-~\u00a1-\u00a9\u00ab-\u00b4\u00b6-\u00b9\u00bb-\u00bf\u20
 _SIGNS += r"\u3000-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 _WORD = re.compile(rf"[{UNSPACED}]|[^\s{_SIGNS}{UNSPACED}]+|\S")
 # What tools call the parts of a span that is an object.
-_START, _END, _TYPE = ("start", "start_offset"), ("end", "end_offset"), ("label", "type", "entity", "tag", "name")
+_START, _END, _TYPE = (
+    ("start", "start_offset"),
+    ("end", "end_offset"),
+    ("label", "type", "entity", "tag", "name", "labels"),
+)
 # Tags of entities: B-PER is read; BILUO, BMES and BMEWO have further prefixes, and some write them as PER_B.
 _READ_TAG, _OUTSIDE = re.compile(r"[BIES]-.+"), {OUTSIDE, "o", "-", "_", "*"}
 _PREFIXED, _SUFFIXED = re.compile(r"([BIESLUMW])[-_:.](.+)", re.I), re.compile(r"(.+)[-_:.]([BIESLUMW])", re.I)
@@ -51,6 +55,7 @@ def read_spans(value: Any) -> list[Span]:
         parts: Sequence[Any] = item if isinstance(item, list | tuple) else ()
         if isinstance(item, dict):
             parts = [next((item[name] for name in names if name in item), None) for names in (_START, _END, _TYPE)]
+            parts[2] = parts[2][0] if isinstance(parts[2], list) and len(parts[2]) == 1 else parts[2]
         whole = len(parts) == 3 and all(isinstance(part, int) and not isinstance(part, bool) for part in parts[:2])
         if not whole or not isinstance(parts[2], str) or not parts[2].strip():
             raise BadValue(

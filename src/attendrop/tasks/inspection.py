@@ -52,6 +52,7 @@ from attendrop.tasks.table import (
 from attendrop.wording import MOST_NAMES, counted, counts_of, names_of
 
 TEXT, LABEL, ID, DATE, SOURCE, EMPTY, CONSTANT = ("text", "label", "id", "date", "source", "empty", "constant")
+SPLIT = "split"
 MEANING, POSITION = "meaning", "position"
 # What columns of a role are called.
 _NAMES = {
@@ -60,8 +61,11 @@ _NAMES = {
     r"accept)",
     WORDS: r"tokens?|words?|forms?",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
+    SPLIT: r"(data_?)?(split|subset|fold|partition)",
     SOURCE: r"source|channel|origin|author|user|customer|site|language|lang|agent",
 }
+# Names of labels that may also be of something else, such as the target of a stance, or its score.
+_UNSURE = re.compile(r"categor(y|ies)|targets?|tags?|scores?|ratings?|topics?|teams?|accept", re.IGNORECASE)
 # What columns are called whose rows may belong together, alone or before "id".
 _GROUP = re.compile(
     r"(.*[_ -])?(customer|client|kund(e|in)|user|author|patient|speaker|person|member|account|household|session|thread|"
@@ -79,6 +83,7 @@ _LEAST_TOLD = 10  # rows
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 1.250 may be 1250
 _ITEM, _AROUND = re.compile(r"[^\s,;|\[\](){}'\"]+"), re.compile(r"(\w+\.)?(array|tensor)\(|dtype=[\w.]+")
 _DECISION = re.compile(r"(accept|reject|ignor|skip)(e|ed|ped)?", re.I)
 
@@ -119,9 +124,11 @@ def describe(table: Table, name: str) -> Column:
         role = CONSTANT if rows > 1 else "" if rows else EMPTY
     elif all(map(_DATE.fullmatch, counts)):
         role = DATE
-    elif (_named(name, ID) and (2 * distinct >= rows or name.lower() in ("id", "uuid", "guid"))) or (
-        distinct == rows > 9 and words <= 1 and not _has_decimals(islice(counts, _MOST_VALUES))
-    ):
+    elif _named(name, SPLIT) and distinct <= _MANY_CLASSES:
+        role = SPLIT
+    elif (
+        _named(name, ID) and words < _LONG_TEXT and (2 * distinct >= rows or name.lower() in ("id", "uuid", "guid"))
+    ) or (distinct == rows > 9 and words <= 1 and not _has_decimals(islice(counts, _MOST_VALUES))):
         role = ID
     elif words >= _LONG_TEXT and distinct > rows / 2:
         role = TEXT
@@ -156,16 +163,21 @@ def tells_label(values: Iterable[Any], labels: Iterable[Any]) -> bool:
     return several and enough and len(set(pairs)) == len(found)
 
 
+def _number_forms(values: Iterable[Any]) -> set[str]:
+    """Return the forms of values if all are numbers, "whole" or "decimal"; otherwise none."""
+    forms = {number_form(value) for value in map(written, values) if value.lower() not in ("", "nan")}
+    return forms if forms <= {"decimal", "whole"} else set()
+
+
 def _has_decimals(values: Iterable[Any]) -> bool:
     """Return whether values are numbers, at least one of them with a decimal fraction."""
-    forms = {number_form(value) for value in map(written, values) if value.lower() not in ("", "nan")}
-    return "decimal" in forms and forms <= {"decimal", "whole"}
+    return "decimal" in _number_forms(values)
 
 
 def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Sequence[str]) -> list[str]:
     """Guess the column of the labels: by its name, or its form, otherwise the last with few short values or a source.
 
-    A number to predict may have many values.
+    A number to predict may have many values. Names that may be of something else do not decide alone.
 
     Returns all that the same rule finds, the likeliest first.
     """
@@ -185,8 +197,15 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
     few.sort(key=lambda each: each.words >= _LONG_TEXT)
     named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
     formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
-    guesses = (named, formed, *([each for each in few if each.role == role] for role in ("", SOURCE)))
-    return [each.name for each in next(filter(None, guesses), [])]
+    usual, sources = ([each for each in few if each.role == role] for role in ("", SOURCE))
+    unsure = all("." in each.name or _UNSURE.fullmatch(each.name) for each in named)
+    if named and unsure and not listed(next(iter(_some(table, named[0].name, 1)), None)):
+        for each in usual:
+            values = list(map(written, _some(table, each.name)))
+            marks = all(yes_or_no(value) is not None for value in values)
+            named += [each] if marks or any(number_form(value) == "text" for value in values) else []
+    guesses = (named, formed, usual, sources)
+    return list(dict.fromkeys(each.name for each in next(filter(None, guesses), [])))
 
 
 def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str | None) -> list[tuple[str, ...]]:
@@ -211,9 +230,9 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
                 return [(first, lower[pair[1]])]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
     # Words such as queries.
-    texts = texts or [
-        name for name in words if columns[name].role in ("", SOURCE) and not _has_decimals(_some(table, name))
-    ]
+    own = [name for name in words if columns[name].role in ("", SOURCE, ID) and not _number_forms(_some(table, name))]
+    texts = texts or [name for name in own if columns[name].role != ID or not _named(name, ID)]
+    texts = [name for name in texts if not isinstance(parsed(next(iter(_some(table, name)), "")), list | dict)] or texts
     return [(name,) for name in sorted(texts or words, key=words.__getitem__, reverse=True)]
 
 
@@ -420,8 +439,9 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         The type, and why it is unclear, a sentence; empty if it is not.
     """
     train, values = tables[0], tables[0].column(column)
-    if any(listed(train.column(name)[0]) is not None for name in text_columns):
-        return "tags", ""
+    for some in (_some(train, name) for name in text_columns):
+        if 2 * sum(listed(value) is not None for value in some) > len(some):
+            return "tags", ""
     if holds_spans(train, text_columns, column):
         return "spans", ""
     first: dict[bool, str] = {}  # where a list or an object is first, and a name or a number
@@ -465,6 +485,12 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
             f"{said('mix numbers')}, such as {numeric[0]}, with text, such as {text[0]}; correct them, or set "
             f"{classes} if they are classes, or --label-type number with --skip-bad-rows to leave out what is none."
         )
+    elif forms["decimal"] and all(_THOUSANDS.fullmatch(each) for each in found if number_form(each) == "decimal"):
+        if any("." not in each for each in found if number_form(each) == "whole"):
+            unclear = (
+                f"{said(', '.join(forms['decimal'][:3]))} may have points between thousands, as others have no point; "
+                f"{HOW_TO_WRITE}, or set --label-type number if they are decimals."
+            )
     elif forms["decimal"]:
         pass
     elif len(names) > _MANY_CLASSES and not text:
@@ -815,6 +841,13 @@ def inspect_files(
         label_column = usual_label if label_column is None else label_column  # which may be ""
         texts = tuple(text_columns) or usual_texts
         columns = {name: describe(table, name) for name in table.columns}
+        for parts in (each for each in columns.values() if each.role == SPLIT and each.name != label_column):
+            counts = counts_of(Counter(map(written, table.column(parts.name))))
+            warnings.warn(
+                f"column {parts.name!r} seems to name the parts of the data ({counts}), which are all trained on; to "
+                "hold one out, write it into another file, for --eval-file.",
+                stacklevel=2,
+            )
         labels_of = [] if label_column is None else [label_column]
         guessed = label_column is None and (label_type in GUESSED or not texts)
         if guessed:

@@ -68,11 +68,14 @@ _SHOWN, _SNIFFED, _BLOCK = 5, 50, 4096
 _CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 _CONLLU_WIDTH = 10
 # What a comment of a column file begins with; in CoNLL-U no word begins so.
-_COMMENT, _CONLLU_COMMENT = re.compile(r"# (\S+ =|newdoc\b|newpar\b)"), re.compile("#")
+_COMMENT = re.compile(r"# (\S+ =|newdoc\b|newpar\b|id\b|\d+\s*$)|#\t\w+://")
+_CONLLU_COMMENT = re.compile("#")
+_ENTITY_TAG = re.compile(r"O|[BIESLU]-\S+")
 # Labels in the lines of fastText.
 _FASTTEXT = re.compile(r"(?<!\S)__label__(\S+)\s*")
 # Names of the columns of files with a word in each row, and numbers of sentences, such as "Sentence: 1".
 _SENTENCE = re.compile(r"sent(ence)?s?([ _-]*(#|id|idx|index|no|nr|num|number))?", re.IGNORECASE)
+_DOCUMENT = re.compile(r"(doc(ument)?|article|text|file|thread)s?[ _-]*(#|id|idx|index|no|nr|num|number|name)", re.I)
 _TOKEN, _NUMBER = re.compile(r"(token|word|form)s?", re.IGNORECASE), re.compile(r"(\w+:? )?\S*\d\S*")
 # Data sets of the hub, and sheets of workbooks, in names of data.
 HUB, _SHEET = "hub:", re.compile(r"(.+\.xlsx):([^/\\:]+)", re.IGNORECASE)
@@ -694,8 +697,9 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
         if said := _SEPARATOR_LINE.fullmatch(first[0]):
             first[0] = "\n"  # no header, but a line to count
         delimiter = said[1] if said else delimiter_of(first, usual)
-        records = _records(path, chain(first, lines), delimiter)
-        header = _own_names(path, next(records, (0, []))[1])
+        spaced = 2 * sum(f'{delimiter} "' in line for line in first) > len(first)  # before quotes
+        records = _records(path, chain(first, lines), delimiter, spaced=spaced and delimiter != "\t")
+        header = _own_names(path, next((record for _, record in records if any(record)), []))
         rows = _rows_of(path, header, records, bad, "a field that contains the separator must be quoted")
         for table in tables_of(path, header, rows, size, delimiter=delimiter):
             if joined := _joined_rows(table):
@@ -708,9 +712,14 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
             yield table
 
 
-def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the records with their first lines, without blank lines, which are not rows to pandas, either."""
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+def _records(
+    path: Path, lines: Iterable[str], delimiter: str, *, spaced: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the records with their first lines, without blank lines, which are not rows to pandas, either.
+
+    ``spaced``: spaces after the separator are no part of a field.
+    """
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=spaced)
     line = 1
     try:
         for record in reader:
@@ -730,8 +739,17 @@ def _records(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple
 
 
 def _own_names(path: Path, header: list[str]) -> list[str]:
-    """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning."""
+    """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning.
+
+    It also warns of a line that seems to be a title above the header.
+    """
     names, numbers = dict[str, str](), dict[str, int]()
+    if 2 * sum(map(bool, map(str.strip, header))) < len(header):
+        warnings.warn(
+            f"{path}: of {len(header)} columns, the header names {names_of(list(filter(str.strip, header)))}; if this "
+            "is a title, delete the lines above the header.",
+            stacklevel=3,
+        )
     for place, name in enumerate(map(str.strip, header)):
         number, own = numbers.get(name, 1), name
         while own in names:
@@ -755,6 +773,7 @@ def _rows_of(
     begin = list(islice(records, 1))
     records, row = chain(begin, records), begin[0][1] if begin else []
     places = [[at for at, name in enumerate(header) if form.fullmatch(name)] for form in (_SENTENCE, _TOKEN)]
+    documents = [at for at, name in enumerate(header) if _DOCUMENT.fullmatch(name)]  # where numbers may begin anew
     at, word = (each[0] if len(each) == 1 and len(row) == width else None for each in places)
     if at is None or word is None or not _NUMBER.fullmatch(row[at].strip()) or len(row[word].split()) != 1:
         for index, (line, record) in enumerate(records):
@@ -769,21 +788,28 @@ def _rows_of(
     said = f"{path} has a word in each row: they are read as sentences, by the column {header[at]!r}."
     warnings.warn(said, stacklevel=2)
 
-    last, known = "", set[str]()
-    # Some write the number once for a sentence.
-    numbered = ((last := "".join(record[at : at + 1]).strip() or last, line, record) for line, record in records)
+    last: tuple[str, ...] = ("",)
+    known = set[tuple[str, ...]]()
+
+    def sentence_of(record: list[str]) -> tuple[str, ...]:
+        nonlocal last  # some write the number once for a sentence
+        if number := "".join(record[at : at + 1]).strip():
+            last = (number, *(record[place] for place in documents if place < len(record)))
+        return last
+
+    numbered = ((sentence_of(record), line, record) for line, record in records)
     numbered = (each for each in numbered if any(each[2]))
     for index, (number, group) in enumerate(groupby(numbered, key=itemgetter(0))):
         words = list(group)
         _, line, record = next((each for each in words if len(each[2]) != width), words[0])
         problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
         if number in known:
-            problem = f"words of sentence {number!r} are also before other sentences; sort them, or number each"
+            problem = f"words of sentence {number[0]!r} are also before other sentences; sort them, or number each"
         if number in known or len(record) != width:
             bad.add(path, f"line {line}", index, problem, record)
         else:
             columns: list[Any] = [list(values) for values in zip(*(values for *_, values in words), strict=True)]
-            columns[at] = number
+            columns[at] = number[0]
             yield index, line, columns
         known.add(number)
 
@@ -894,9 +920,11 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
             except (ValueError, RecursionError) as error:
                 if text.lstrip().startswith("["):
                     raise AttendropError(f"{path} is not a valid JSON array ({error}).") from None
-            if isinstance(found, dict) and len(found) == 1:
-                (entry,) = found.values()
-                found = entry if isinstance(entry, list) and all(isinstance(row, dict) for row in entry) else found
+            if isinstance(found, dict):
+                found = _rows_in(found)
+                if isinstance(found, dict) and "\n" in text.strip():
+                    entries = names_of(list(found))
+                    raise AttendropError(f"{path} is one object, with {entries}; save the list of its rows alone.")
             is_array = isinstance(found, list)
             lines, unit = (map(json.dumps, found), "row") if is_array else (io.StringIO(text), "line")
         columns, rows = list[str](), objects(lines)
@@ -904,6 +932,22 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
             columns = list(dict.fromkeys(chain(columns, *(row for _, _, row in chunk))))
             values = ((index, line, [row.get(name) for name in columns]) for index, line, row in chunk)
             yield from tables_of(path, columns, values, None, unit)
+
+
+def _rows_in(found: dict[str, Any]) -> Any:
+    """Return the rows that one object holds: a list in it, or a table as pandas writes it; otherwise the object."""
+    values = list(found.values())
+    lists = [each for each in values if isinstance(each, list) and all(isinstance(row, dict) for row in each)]
+    if len(lists) == 1 and not any(isinstance(each, str) and " " in each for each in values):
+        return lists[0]
+    if all(isinstance(each, dict) and each.keys() == values[0].keys() for each in values):
+        if all(map(str.isdecimal, values[0])):
+            return [dict(zip(found, row, strict=True)) for row in zip(*(each.values() for each in values), strict=True)]
+        return values if all(map(str.isdecimal, found)) else found
+    of_rows = not any(map(_TOKEN.fullmatch, found)) and all(isinstance(each, list) for each in values)
+    if of_rows and len({len(each) for each in values}) == 1 < len(values):
+        return [dict(zip(found, row, strict=True)) for row in zip(*values, strict=True)]
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -1024,6 +1068,10 @@ def _read_conll(path: Path, size: int | None, bad: BadRows, *, of_treebank: bool
         if (begin := next(sentences, None)) is None:
             return
         width = _CONLLU_WIDTH if of_treebank else len(begin[1][0])
+        ends = list(zip(*((word[0], word[-1]) for word in begin[1]), strict=True))
+        first, last = (sum(_ENTITY_TAG.fullmatch(each) is not None for each in end) for end in ends)
+        if first == len(ends[0]) > last and "O" in ends[0]:
+            raise AttendropError(f"{path} has the tags before the words; write each word first, and its tag last.")
         others = [f"column_{number}" for number in range(2, width)]
         columns = list(_CONLLU) if of_treebank else [WORDS, *others, *([TAGS] if width > 1 else [])]
 
