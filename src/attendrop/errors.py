@@ -41,8 +41,16 @@ class AttendropError(ValueError):
     shortened by :func:`one_line`. The command line prints it without a traceback and exits with code 2.
     """
 
+    exit_code = 2
+
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+class RunsFailed(AttendropError):
+    """All runs failed that others are compared with: the exit code is 1, as where others fail."""
+
+    exit_code = 1
 
 
 def machine_failure(error: BaseException, again: str = "start again") -> str | None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -289,6 +290,9 @@ def test_the_demonstration_is_a_comparison(tmp_path: Path, capsys: Captured, mon
     assert cli.main(shlex.split(command)[1:]) == 2  # what it says that it runs is what it runs
     compared, again = asked
     assert compared == again
+    failed = SimpleNamespace(failed=1, as_dict=dict, lines=list)
+    monkeypatch.setattr("attendrop.studies.compare.run_comparison", lambda *_, **__: failed)
+    assert cli.main(demo) == 1
     assert [each.method for each in compared.methods] == ["finetune", "ad-drop"]
     assert (compared.seeds, compared.config.epochs, compared.config.model) == (2, 10, str(model))
     assert compared.output_dir == f"{tmp_path}/demo/answer"

@@ -18,6 +18,7 @@ from helpers.finished_runs import AHEAD, PLAIN, history, write_run, write_runs
 from markupsafe import Markup
 
 from attendrop import cli
+from attendrop.reports import report
 from attendrop.reports.figures import Figure
 from attendrop.reports.report import Section, render_page, script_json, write_report
 
@@ -134,6 +135,22 @@ def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path
     assert "scores.svg" not in write_report(study, out, overwrite=True).files
     assert (out / "scores.svg").read_text() == "edited" and not (out / "scores.png").exists()
     assert "r-drop 4 0.615 ± 0.013 - - - -" in text((out / "report.html").read_text())
+
+
+def test_an_interrupted_report_is_written_again(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter(range(6))
+
+    def write(path: Path, content: bytes) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(report, "write_bytes", write)
+        write_report(study)
+    # PDFs differ from process to process.
+    monkeypatch.setattr(Figure, "files", lambda self: dict.fromkeys(("pdf", "png", "svg"), b"other"))
+    assert cli.main(["report", str(study), "--quiet"]) == 0
 
 
 def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -21,6 +21,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from attendrop import cli
 from attendrop.errors import AttendropError
+from attendrop.runs import train as train_module
 from attendrop.runs.config import RunConfig, partial_of
 from attendrop.runs.run_trainer import RunCallback
 from attendrop.runs.train import train
@@ -223,7 +224,7 @@ def test_the_best_weights_are_read_from_safetensors_only(shared: Path, tmp_path:
 WRITERS: list[tuple[Any, str, int, Exception]] = [
     (safetensors.torch, "save_file", 2, SafetensorError("I/O error: No space left on device (os error 28)")),
     (torch, "save", 1, RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")),
-    (Path, "write_text", 0, OSError(errno.ENOSPC, "No space left on device")),
+    (train_module, "write_text", 0, OSError(errno.ENOSPC, "No space left on device")),
 ]
 
 

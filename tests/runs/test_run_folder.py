@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -23,9 +24,21 @@ from transformers import TrainerCallback
 import attendrop
 from attendrop import AttendropError, cli
 from attendrop.cli.train import _read_run
+from attendrop.methods.core import registry
 from attendrop.runs.config import Source, partial_of
 from attendrop.runs.inference import evaluate, load_finished_run
-from attendrop.runs.run_folder import check_folder, holds_run, input_files, locked, new_folder, put_in_place, read_run
+from attendrop.runs.run_folder import (
+    begin_run,
+    check_folder,
+    check_unchanged,
+    holds_run,
+    input_files,
+    locked,
+    new_folder,
+    put_in_place,
+    read_run,
+    set_aside,
+)
 from attendrop.runs.train import train, train_seeds
 
 PLAIN = {"method": "finetune", "epochs": 1}
@@ -101,6 +114,20 @@ def test_a_run_is_known_by_its_options_and_rows(shared: Path, run: Path) -> None
     assert not holds_run(shared, tiny.config(shared, **PLAIN), rows)
     assert holds_run(run, dataclasses.replace(tiny.config(shared, **PLAIN), train_file="elsewhere/train.csv"), rows)
     assert not holds_run(run, dataclasses.replace(tiny.config(shared, **PLAIN), train_file=f"{shared}/other.csv"), rows)
+
+
+def test_a_run_is_known_by_the_code_of_its_method(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(shared, **PLAIN)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "own_code_sha256", lambda method: "of former code")
+        begin_run(tmp_path, config, "rows")
+        assert holds_run(tmp_path, config, "rows")
+        check_unchanged(tmp_path, config, "rows")
+    assert not holds_run(tmp_path, config, "rows")
+    with pytest.raises(AttendropError, match="The code of finetune changed since the run began; restore what it was"):
+        check_unchanged(tmp_path, config, "rows")
 
 
 # The lock -------------------------------------------------------------------------------------------------------------
@@ -298,6 +325,34 @@ def test_a_run_that_was_killed_at_any_point_of_its_end_is_put_in_its_place(
     assert calls > 3
 
 
+def test_a_folder_that_cannot_be_renamed_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of the image of a container, on overlayfs."""
+    run, replace = tmp_path / "run", os.replace
+    for place in (run, partial_of(run)):
+        (place / "inner").mkdir(parents=True)
+        (place / "inner" / "a.txt").write_text(place.name)
+
+    def on_overlayfs(source: Path, place: Path) -> None:
+        if source in (run, partial_of(run)):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", on_overlayfs)
+    put_in_place(partial_of(run), run)
+    assert content(tmp_path) == {"run/inner/a.txt": b".run.partial", ".run.replaced-1/inner/a.txt": b"run"}
+
+
+def test_the_record_of_an_unfinished_run_is_moved_aside_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a kill would leave its checkpoints to the run that replaces it."""
+    (tmp_path / "run.json").write_text('{"config": {}, "data_sha256": ""}')
+    (tmp_path / "checkpoint-4").mkdir()
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / "run.json", path / "checkpoint-4"]))
+    moved = list[str]()
+    monkeypatch.setattr(os, "replace", lambda source, place: moved.append(source.name))
+    set_aside(tmp_path)
+    assert moved == ["checkpoint-4", "run.json"]
+
+
 # Repeating a run ------------------------------------------------------------------------------------------------------
 
 
@@ -327,10 +382,23 @@ def test_a_finished_run_is_finished_and_a_changed_one_is_not_resumed(
     (run / "run.json").write_text(json.dumps(record | {"config": record["config"] | {"model": "a-hub/id"}}))
     with pytest.raises(AttendropError, match="began with model='a-hub/id', not "):
         train(config, resume=True)
+    moved = str(run.parent / "elsewhere" / "model")
+    (run / "run.json").write_text(json.dumps(record | {"config": record["config"] | {"model": moved}}))
+    assert train(config, resume=True) == tiny.read_metrics(run)
+    with pytest.raises(AttendropError, match=f"began with model='{moved}', not 'minilm'"):
+        train(dataclasses.replace(config, model="minilm"), resume=True)
     (run / "run.json").write_text(json.dumps(record, indent=2) + "\n")
     monkeypatch.chdir(run.parent)
-    tiny.unfinished(run)
+    partial = tiny.unfinished(run)
     assert not run.exists()
+    partial.rename(run)  # as by hand
+    with pytest.raises(AttendropError, match=f"is not finished; rename it to '{partial}' to resume it"):
+        train(config, resume=True)
+    with pytest.raises(
+        AttendropError, match=f"is not finished; rename it to '{partial}'; `attendrop train` with --res"
+    ):
+        evaluate(str(run), Source())
+    run.rename(partial)
     assert cli.main(["evaluate", "run", "--device", "cpu"]) == 2  # as its sentence says:
     assert cli.main(["train", "--config", ".run.partial/run.yaml", "--resume", "--quiet"]) == 0
     assert tiny.read_metrics(run)["steps"] == 5 and os.listdir(run.parent) == ["run"]
@@ -356,6 +424,18 @@ def test_runs_of_several_seeds(folder: Path, run: Path, tmp_path: Path, stop_at:
     (tmp_path / "others" / "summary.json").write_text("{}")
     with pytest.raises(AttendropError, match="not written by attendrop"):
         train_seeds(tiny.config(folder, str(tmp_path / "others"), **PLAIN), [0, 1], overwrite=True)
+
+
+def test_a_file_is_trained_on_whose_name_is_not_utf_8(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = shutil.copy(shared / "train.csv", tmp_path / os.fsdecode(b"gr\xfcn.csv"))
+    columns = ["--text-columns=sentence1", "--label-column=label", "--method=finetune", "--max-steps=1", "--device=cpu"]
+    assert cli.main(["train", str(file), *columns, f"--model={shared / 'model'}", "--quiet"]) == 0
+    (place,) = (tmp_path / "runs").iterdir()
+    assert (place / "README.md").exists()
+    assert _read_run({}, [], None, str(place / "run.yaml"), None)[0].train_file == str(file)
 
 
 def test_the_files_of_a_run_are_found_from_every_folder(

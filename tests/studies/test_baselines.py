@@ -14,6 +14,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop.errors import AttendropError
+from attendrop.runs import run_folder
 from attendrop.runs.config import RunConfig, Source, partial_of
 from attendrop.runs.data import resolve_run
 from attendrop.runs.export import export_run
@@ -141,8 +142,13 @@ def test_a_baseline_that_was_killed_starts_over_and_a_finished_one_does_not(
         run_baseline(given, "tfidf")
     with pytest.raises(AttendropError, match=r"began with seed=0, not 1"):
         run_baseline(config(folder, "again", seed=1), "majority")
-    monkeypatch.setattr(baselines, "resolve_run", None)
-    assert run_baseline(given, "majority") == metrics
+    with monkeypatch.context() as patch:
+        patch.setattr(baselines, "resolve_run", None)
+        assert run_baseline(given, "majority") == metrics
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # as finished, but not in its place
+        patch.setattr(run_folder, "put_in_place", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        run_baseline(given, "majority", overwrite=True)
+    assert run_baseline(config(folder, "again", seed=1), "majority", overwrite=True)["seed"] == 1
 
 
 # Models --------------------------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class Runner:
 
     def release(self) -> None: ...
 
+    def folder_of(self, spec: RunSpec) -> None: ...
+
 
 @pytest.fixture
 def run_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -113,6 +115,7 @@ def test_the_comparison_ends_if_plain_fine_tuning_fails_and_not_if_a_method_does
         assert cli.main([*command, "--methods=mixout", "--baselines=none"]) == code
     assert cli.main([*command, "--models=a,b"]) == 2
     run_by(Runner(lambda spec: None if spec.method == "finetune" else 0.5))
+    assert cli.main([*command, "--methods=mixout", "--baselines=none"]) == 1  # as if others fail
     with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: luck"):
         run_comparison(comparison(folder, keep_best=False))
 
@@ -370,6 +373,16 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path) -> None:
     best.rename(partial_of(best))  # killed before this model was put in its place
     run_comparison(replace(asked, seeds=2), workers=0)
     assert (best / "metrics.json").stat().st_mtime_ns == finished and not partial_of(best).exists()
+    (best / "model.safetensors").unlink()
+    run_comparison(replace(asked, seeds=2), workers=0)  # one that lost its model is none
+    assert (best / "model.safetensors").exists()
+
+    def edit(event: Event) -> None:
+        if event.spec.config.seed == 2:
+            tiny.write_csv(folder / "train.csv", ["yes", "no"] * 10, first=5)
+
+    with pytest.raises(AttendropError, match="changed meanwhile, so earlier runs used another"):
+        run_comparison(replace(asked, seeds=3, methods=(), baselines=()), workers=0, on_event=edit)
 
 
 @pytest.mark.parametrize(

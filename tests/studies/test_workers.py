@@ -173,6 +173,16 @@ def test_after_an_unexpected_error_the_next_run_has_a_new_process(tmp_path: Path
     assert bool(killed) == (slot.process is None) == bool(details)
 
 
+def test_a_run_whose_data_changed_before_it_began_fails(folder: Path, tmp_path: Path) -> None:
+    """Its folder is named by the hash of the data, so that it would be kept for them."""
+    train_file, _ = tiny.write_data(tmp_path)
+    asked = spec(folder, train_file=str(train_file))
+    place = executor.Runner(tmp_path).folder_of(asked)
+    tiny.write_csv(train_file, ["no", "yes"] * 10)
+    assert "changed since this run was asked for" in executor.perform(asked, place)["error"]
+    assert not place.exists()
+
+
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,22 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
     assert file.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 
 
+def test_names_that_are_not_utf_8_are_escaped(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "the file 'gr\udcfcn.csv'")
+    assert (tmp_path / "a.txt").read_text() == r"the file 'gr\udcfcn.csv'"
+
+
+def test_permissions_that_are_right_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For only its owner may change those of a file."""
+    for name, mode in (("right", 0o666), ("restricted", 0o600)):
+        (tmp_path / name).touch(mode=mode)
+    changed, change = list[str](), Path.chmod
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: changed.append(path.name) or change(path, mode))
+    share_permissions(tmp_path)
+    assert changed == ["restricted"]
+    assert (tmp_path / "restricted").stat().st_mode == (tmp_path / "right").stat().st_mode
+
+
 def _predict(path: Path) -> None:
     task = files_task(["text"], Classification(("no", "yes")))
     with PredictionWriter(path, task) as writer:

@@ -294,6 +294,21 @@ def test_what_a_model_does_not_save_is_not_trained(given: str, tmp_path: Path) -
     zoo.assert_same({name: weights(trainer)[name] for name in unsaved}, unsaved)
 
 
+def test_a_run_is_not_resumed_without_its_best_weights(tmp_path: Path) -> None:
+    """It would end with the last, and call them the best."""
+    data = {"train_dataset": examples(count=4), "eval_dataset": examples(count=4), "compute_metrics": accuracy}
+    options = BEST | {"num_train_epochs": 3, "learning_rate": 0.0} | data
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(tmp_path, callbacks=[Stop(2)], **options).train()
+    (tmp_path / "checkpoint-1" / "model.safetensors").unlink()
+    trainer = trainer_of(tmp_path, **options)
+    with pytest.raises(AttendropError, match=r"best checkpoint, '.*checkpoint-1', .* is missing or not complete"):
+        trainer.train(resume_from_checkpoint=True)
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    with pytest.raises(AttendropError, match=r"best checkpoint, '.*checkpoint-1', .* is missing or not complete"):
+        trainer.train(resume_from_checkpoint=True)
+
+
 def test_early_stopping_counts_on(tmp_path: Path) -> None:
     """Up to the patience that it has now."""
     data = {"train_dataset": examples(count=4), "eval_dataset": examples(count=4), "compute_metrics": accuracy}

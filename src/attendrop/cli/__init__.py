@@ -1,6 +1,6 @@
 """Entry point of the command line. Errors become one sentence and an exit code.
 
-0: done. 1: the machine failed (disk, memory). 2: the request cannot be carried out. 130: interrupted.
+0: done. 1: the machine failed (disk, memory), or runs did. 2: the request cannot be carried out. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        code, told = 2, str(error) if isinstance(error, AttendropError) else None
+        code, told = (error.exit_code, str(error)) if isinstance(error, AttendropError) else (2, None)
         if hasattr(error, "format_message"):  # an error of click, or of typer's copy of it
             told = error.format_message()
         elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("attendrop"):

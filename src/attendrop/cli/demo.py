@@ -187,4 +187,4 @@ def demo(
     command += ["--quiet"] * quiet + ["--json"] * as_json
     with ui.messages(quiet=quiet):
         logger.info("attendrop %s", shlex.join(command))
-    ui.app(command, standalone_mode=False)
+    raise typer.Exit(ui.app(command, standalone_mode=False) or 0)

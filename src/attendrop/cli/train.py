@@ -263,8 +263,9 @@ def _read_run(
     options |= {"options": of_method | ui.read_settings(settings), "seed": seeds[0]}
     data = options.get("task") or ""
     if (train_file := options.get("train_file")) is not None:  # files of one name in different folders are different
-        place = hashlib.sha256(os.path.realpath(train_file).encode()).hexdigest()
-        data = f"{Path(train_file).stem.replace(':', '-')}-{place[:6]}"
+        place = hashlib.sha256(os.fsencode(os.path.realpath(train_file))).hexdigest()
+        stem = Path(train_file).stem.replace(":", "-").encode(errors="ignore").decode()  # tokenizers write UTF-8 paths
+        data = f"{stem}-{place[:6]}"
     options.setdefault("output_dir", f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}")
     return RunConfig(**options, on_data=check), seeds
 

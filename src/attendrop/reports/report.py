@@ -203,12 +203,15 @@ def write_report(
             "--overwrite replaces them, or name another --output-dir."
         )
     output.mkdir(parents=True, exist_ok=True)
+    record = earlier
     for file, content in contents.items():
         write_bytes(output / file, content)
+        record = record | {file: hashlib.sha256(content).hexdigest()}
+        write_json(output / CONTENTS, record)  # after each, so that an interrupted report is known as one
     for file in earlier.keys() - contents.keys():
         if file not in foreign:
             (output / file).unlink(missing_ok=True)
-    write_json(output / CONTENTS, {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()})
+    write_json(output / CONTENTS, {file: record[file] for file in contents})
     return Report(output, results, tuple(contents), tuple(left_out))
 
 

@@ -33,7 +33,7 @@ from attendrop.runs.inference import FinishedRun, load_finished_run
 from attendrop.runs.model_card import CARD, pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, new_folder, read_run
 from attendrop.runs.run_trainer import RunTrainer, balanced_loss, scored_run, set_scores, training_arguments
-from attendrop.support.files import write_json
+from attendrop.support.files import write_json, write_text
 from attendrop.support.models import compute_device, logits_of, to_device
 from attendrop.tasks.base import encode
 from attendrop.tasks.metrics import compute_scores
@@ -125,7 +125,7 @@ def prune_run(
             logger.warning("The run's probabilities were calibrated; after the fine-tuning they are not.")
             metrics["temperature"] = None
         metrics |= {"output_dir": output_dir, "pruned": found | {"from": run.config.output_dir}}
-        (folder / CARD).write_text(pruned_card(metrics, run.task.type), encoding="utf-8")
+        write_text(folder / CARD, pruned_card(metrics, run.task.type))
         write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
         write_json(folder / METRICS, metrics)
         return metrics

@@ -14,8 +14,10 @@ So nothing in an output folder is ever deleted, whoever wrote it; and a folder t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 import shlex
 import shutil
 import socket
@@ -133,7 +135,7 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str |
         {name: value for name, value in by_content(located(options)).items() if value is not None}
         for options in (run["config"], config.as_dict())
     )
-    return began == asked and _has_model(run, config)
+    return began == asked and not _changed(run, config)
 
 
 def keeps_model(folder: str | Path) -> bool:
@@ -188,7 +190,10 @@ def check_finished(run_dir: str) -> None:
     if inner is not None and not any((folder / name).exists() for name in (RUN, "config.json")):
         raise AttendropError(f"'{run_dir}' holds no model; did you mean '{inner}'?")
     if (read_run(folder) is not None or unfinished) and read_metrics(folder) is None:
-        raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
+        first = "" if unfinished else f"rename it to '{partial_of(folder)}'; "
+        raise AttendropError(
+            f"The run in '{run_dir}' is not finished; {first}`attendrop train` with --resume finishes it."
+        )
 
 
 def read_finished(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -277,15 +282,28 @@ def _check_place(folder: Path) -> None:
         raise AttendropError(f"'{folder}' is the current directory or a mount; name a folder within it.")
 
 
+def _rename(source: Path, place: Path) -> None:
+    """Rename a file or a folder; by a copy where that is not possible, as for folders of a container's image."""
+    try:
+        os.replace(source, place)
+    except OSError as error:
+        if error.errno != errno.EXDEV or not source.is_dir():
+            raise
+        copy = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
+        shutil.copytree(source, copy)
+        os.replace(copy, place)
+        shutil.rmtree(source)
+
+
 def _put(source: Path, folder: Path) -> None:
     """Move a complete folder to its place; what is there is moved aside."""
     if folder.exists() and any(folder.iterdir()):
         aside = name_aside(folder)
-        os.replace(folder, aside)
+        _rename(folder, aside)
         logger.info("What was in %s is in %s now; delete it if you need it no longer.", folder, aside)
     elif folder.exists():
         folder.rmdir()  # on Windows, even an empty one is not replaced
-    os.replace(source, folder)
+    _rename(source, folder)
 
 
 def name_aside(folder: Path) -> Path:
@@ -351,6 +369,10 @@ def check_folder(
     begun, held = read_run(partial_of(folder)), read_run(folder)
     if held is None and folder.exists() and any(folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
+    if resume and begun is None and read_metrics(folder) is None and any(folder.rglob("checkpoint-*")):
+        raise AttendropError(
+            f"The run in '{folder}' is not finished; rename it to '{partial_of(folder)}' to resume it."
+        )
     run = begun or held
     if overwrite or run is None:
         return
@@ -369,9 +391,9 @@ def check_folder(
     before = compared(run["config"])
     for name, value in compared(config.as_dict()).items():
         was = before.get(name)
-        # Of what was moved, `check_unchanged` compares the content; a hub id is no folder that was.
+        # Of what was moved, `check_unchanged` compares the content; a hub id is no folder.
         moved = name in PATHS and was and value and not any(file.exists() for file in files_of(was))
-        moved = moved and (name != "model" or os.path.isabs(str(was)))
+        moved = moved and (name != "model" or (os.path.isabs(str(was)) and os.path.isdir(str(value))))
         # It does not compare evaluation rows.
         moved = moved and (name != "eval_file" or Path(str(was)).name == Path(str(value)).name)
         if was != value and not moved:
@@ -381,23 +403,28 @@ def check_folder(
             )
 
 
-def _has_model(run: Mapping[str, Any], config: RunConfig) -> bool:
-    """Return whether a local model is as it was when a run began, as far as is known."""
-    found = model_sha256(config.model)
-    return not found or found == run.get("model_sha256", found)
+def _digests_of(config: RunConfig) -> dict[str, str]:
+    """Hash the files of a local model, and the code of an own method, by their entries in ``run.json``."""
+    from attendrop.methods.core.registry import own_code_sha256
+
+    return {"model_sha256": model_sha256(config.model), "code_sha256": own_code_sha256(config.regularizer)}
+
+
+def _changed(run: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Name what of :func:`_digests_of` is not as it was when a run began, as far as is known."""
+    return [name for name, digest in _digests_of(config).items() if run.get(name, digest) != digest]
 
 
 def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
-    """Raise AttendropError if a run began with other training rows, files of its model, or number of processes."""
+    """Raise AttendropError if a run began with other rows, files of its model, code of its method, or processes."""
     run, now = read_run(place), number_of_processes()
     if run is None:
         return
     if run["data_sha256"] != data_sha256:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
-    if not _has_model(run, config):
-        raise AttendropError(
-            f"The files of the model in '{config.model}' changed since the run began; restore them, or --overwrite it."
-        )
+    for name in _changed(run, config):
+        what = f"files of the model in '{config.model}'" if name == "model_sha256" else f"code of {config.method}"
+        raise AttendropError(f"The {what} changed since the run began; restore what it was, or --overwrite the run.")
     if (began := run.get("processes", now)) != now and read_metrics(place) is None:
         raise AttendropError(f"The run in '{place}' began with {began} and not {now} processes; resume it with these.")
 
@@ -408,7 +435,7 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
 def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
     """Write ``run.json``, with further entries, and ``run.yaml``; not for a ``baseline``: that would train a model."""
     began: dict[str, Any] = {"config": located(config.as_dict()), "data_sha256": data_sha256}
-    began |= {"model_sha256": model_sha256(config.model)}
+    began |= _digests_of(config)
     del began["config"]["output_dir"]
     place.mkdir(parents=True, exist_ok=True)
     if "baseline" not in entries:
@@ -426,9 +453,9 @@ def set_aside(place: Path) -> None:
     if read_run(place) is not None:
         aside = name_aside(place.with_name(place.name.removeprefix(".").removesuffix(".partial")))
         aside.mkdir()
-        for path in place.iterdir():
+        for path in sorted(place.iterdir(), key=lambda path: path.name == RUN):  # without which checkpoints are none's
             if path.name != LOCK:
-                os.replace(path, aside / path.name)
+                _rename(path, aside / path.name)
 
 
 def finish_run(place: Path, folder: Path, metrics: Mapping[str, Any]) -> None:

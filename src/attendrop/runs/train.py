@@ -350,7 +350,7 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     save_tokenizer(tokenizer, files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    (files / CARD).write_text(model_card(metrics, run.task.type, stock=stock, adapter=adapter), encoding="utf-8")
+    write_text(files / CARD, model_card(metrics, run.task.type, stock=stock, adapter=adapter))
 
 
 # The start of the head: linear probing (Kumar et al., 2022) ----------------------------------------------------------

@@ -85,7 +85,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
     start = time.monotonic()
     config = replace(config, method="finetune", options={})
     with run_folder(config, resume=not overwrite, overwrite=overwrite, baseline=name) as place:
-        if (finished := read_metrics(place)) is not None:
+        if not overwrite and (finished := read_metrics(place)) is not None:
             put_in_place(place, Path(config.output_dir))
             return finished
         run = resolve_run(config)

@@ -13,20 +13,21 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attendrop.attention.adapter import find_attention_layers
-from attendrop.errors import AttendropError, did_you_mean
+from attendrop.errors import AttendropError, RunsFailed, did_you_mean
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import build_method, get_method, given_options, labelled_method
 from attendrop.runs.config import RunConfig, declared, partial_of
 from attendrop.runs.data import fingerprint, resolve_run
 from attendrop.runs.model_card import CARD, SCORED_ONCE, with_section
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer, trained_pooling
-from attendrop.runs.run_folder import holds_run, read_json, read_metrics
+from attendrop.runs.run_folder import check_whole, holds_run, read_json, read_metrics
 from attendrop.runs.train import train
 from attendrop.studies import FROZEN
 from attendrop.studies.answer import Answer, answer, method_label
@@ -248,7 +249,7 @@ def run_comparison(
         results = perform(final_runs(comparison, settings))
         plain = [each for each in results if each.spec.method == REFERENCE and not each.spec.label]
         if not any(each.metrics for each in plain):
-            raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
+            raise RunsFailed(f"No run of plain fine-tuning succeeded; the first error: {plain[0].text}")
         found = answer([each.run for each in results])
         outcome = Outcome(found, trials, encoders=encoders, failed=sum(not each.metrics for each in results))
         write_compared(folder, {"": results}, REFERENCE)
@@ -261,6 +262,7 @@ def run_comparison(
         # Keep the model.
         if comparison.keep_best:
             runner.release()
+            runner.folder_of(results[0].spec)  # the data may have changed since
             kept, best, accept = keep_best(asked, found, results, folder, on_event)
             outcome = dataclasses.replace(outcome, kept=kept, best=best, accept=accept)
             outcome.write(folder)
@@ -401,7 +403,7 @@ def search_settings(
             if number == 0 and any(runs):
                 first[label] = next(filter(None, runs))
         if not first:
-            raise AttendropError(f"No run succeeded; the first error: {results[0].text}")
+            raise RunsFailed(f"No run succeeded; the first error: {results[0].text}")
         for label, (proposal, setting) in proposals.items():
             known = next(trial.scores for trial in found[label] if trial.setting == setting)
             numbers = [score for score in known if score is not None]
@@ -422,7 +424,11 @@ def keep_best(
     place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
         rows = fingerprint(resolve_run(wanted.config).parts)
-        finished = read_metrics(place) if holds_run(place, wanted.config, rows, wanted.baseline) else None
+        finished = None
+        if holds_run(place, wanted.config, rows, wanted.baseline):
+            with suppress(AttendropError):  # a file of it is gone
+                check_whole(place)
+                finished = read_metrics(place)
         same = holds_run(partial_of(place), wanted.config, rows, wanted.baseline)
         if finished is not None:
             metrics = finished

@@ -56,6 +56,8 @@ REFERENCE = "finetune"
 WITHOUT = f"{REFERENCE} without "
 # File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
 _LONGEST_NAME = 220
+# The end of a folder's name, see :meth:`Runner.folder_of`.
+_HASHED = re.compile("-[0-9a-f]{8}$")
 # A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.
 _MOST_RUNS = 10_000
 
@@ -358,6 +360,7 @@ def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
     """
     from transformers import TrainerCallback
 
+    from attendrop.methods.core.registry import own_code_sha256
     from attendrop.runs.data import share_results
     from attendrop.runs.train import train
     from attendrop.studies.baselines import run_baseline
@@ -381,6 +384,12 @@ def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
             logger.addHandler(told)
             stack.callback(logger.removeHandler, told)
         try:
+            used = data_sha256(config) + model_sha256(config.model) + own_code_sha256(config.regularizer)
+            if _HASHED.search(folder.name) and not folder.name.endswith(spec.key(used)[:8]):
+                raise AttendropError(
+                    "The data, the model or the code of the method changed since this run was asked for, or differ on "
+                    "this machine; start again."
+                )
             if spec.baseline is not None:
                 run_baseline(config, spec.baseline, keep_model=spec.keep_model)
             else:

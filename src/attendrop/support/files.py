@@ -48,8 +48,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a text file atomically, in UTF-8."""
-    write_bytes(path, content.encode())
+    """Write a text file atomically, in UTF-8; names of files that are not are escaped."""
+    write_bytes(path, content.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -125,7 +125,7 @@ def share_permissions(folder: Path) -> None:
         mode = os.fstat(probe.fileno()).st_mode
     os.unlink(probe.name)
     for file in folder.rglob("*"):
-        if file.is_file() and not file.is_symlink():
+        if file.is_file() and not file.is_symlink() and file.stat().st_mode != mode:  # which its owner alone may do
             file.chmod(mode)
 
 

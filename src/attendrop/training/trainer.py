@@ -30,6 +30,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput
 
@@ -422,9 +423,18 @@ class RegularizedTrainer(Trainer):
                     for callback, state in zip(callbacks, saved if isinstance(saved, list) else [saved], strict=False):
                         for attribute, value in state.get("attributes", {}).items():
                             setattr(callback, attribute, value)
-            best = Path(resume_from_checkpoint).parent / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
-            if self.state.best_global_step and best.is_dir():
-                self.state.best_model_checkpoint = str(best)
+            with checkpoints.reading(resume_from_checkpoint, TRAINER_STATE_NAME):
+                recorded = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+            if recorded.best_model_checkpoint is not None:
+                best = Path(resume_from_checkpoint).parent / Path(recorded.best_model_checkpoint).name
+                if best.is_dir():
+                    self.state.best_model_checkpoint = str(best)
+                best = Path(self.state.best_model_checkpoint or best)
+                if self.args.load_best_model_at_end and not checkpoints.is_complete(best):
+                    raise AttendropError(
+                        f"The best checkpoint, '{best}', with whose weights the run ends, is missing or not complete; "
+                        "put it back, or train anew."
+                    )
             if self.has_stopped or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
         if num_train_epochs == sys.maxsize and self._resumed is not None:  # a stream
