@@ -268,6 +268,19 @@ def test_a_method_that_never_took_effect_is_warned_of_at_the_end(
     assert all("never took effect" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_model_that_was_trained_without_the_method_is_told_of(trains: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """By a loop that calls the model instead of ``reg.loss``; one that only evaluates is silent."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with regularize(model, METHOD):
+        model(**batch).loss.backward()
+        if trains:
+            optimizer.step()
+    told = "Method ad-drop never took effect: the model was called without it; compute the loss by reg.loss."
+    assert caplog.messages == [told] * trains
+
+
 def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixture) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, CROSS) as reg:
