@@ -31,6 +31,7 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention import graphs
+from attendrop.attention.plan import keywords
 from attendrop.methods.core.context import Processes
 from attendrop_methods import L2SP, SAM, DropConnect, HeadMask, UniDrop
 
@@ -279,6 +280,20 @@ def test_a_model_that_was_trained_without_the_method_is_told_of(trains: bool, ca
             optimizer.step()
     told = "Method ad-drop never took effect: the model was called without it; compute the loss by reg.loss."
     assert caplog.messages == [told] * trains
+
+
+def test_the_loss_of_the_loop_is_attributed() -> None:
+    """Not that of the model, where ``reg.compute`` gets another."""
+    model, found = zoo.build("bert"), []
+
+    def weighted(given: Any, plan: Any = None, other: Any = None) -> Any:
+        found.append(torch.is_grad_enabled())
+        outputs = (other or model)(given["input_ids"], given["attention_mask"], **keywords(plan))
+        return torch.nn.functional.cross_entropy(outputs.logits, torch.zeros(3, dtype=torch.long)), outputs
+
+    with regularize(model, ADDrop(target="loss", layers="all")) as reg:
+        reg.compute(zoo.batch_of("bert", labels=False), weighted)
+    assert len(found) == 2
 
 
 def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -376,6 +376,9 @@ class Regularization:
                     "regularize(..., scaler=scaler)."
                 )
 
+        def own_loss(model: nn.Module, given: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+            return compute_loss(given, plan, model)
+
         context = StepContext(
             model=self.model,
             batch=batch,
@@ -389,7 +392,7 @@ class Regularization:
             / (weight.clamp(min=1e-12) if isinstance(weight, Tensor) else max(weight, 1e-12)),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
-            evaluate=self.training.evaluate,
+            evaluate=own_loss if self.training.evaluate is run_model else self.training.evaluate,
             adapter=cast(ModelAdapter, self.adapter),
         )
         if self.adapter is not None:
