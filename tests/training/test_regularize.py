@@ -33,7 +33,7 @@ from attendrop import (
 from attendrop.attention import graphs
 from attendrop.attention.plan import keywords
 from attendrop.methods.core.context import Processes
-from attendrop_methods import L2SP, SAM, DropConnect, HeadMask, UniDrop
+from attendrop_methods import L2SP, R3F, SAM, DropConnect, HeadMask, TokenCutoff, UniDrop
 
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 RECORDED = ADDrop(p=0.4, q=0.5, layers="all", attribution="recorded")
@@ -84,6 +84,19 @@ class OwnHead(torch.nn.Module):
         logits = self.task_type(states[:, 0])
         found = {} if labels is None else {"loss": torch.nn.functional.cross_entropy(logits, labels)}
         return found | {"logits": logits} if self.kind is dict else (*found.values(), logits)
+
+
+class Pair(OwnHead):
+    """A class that encodes two texts of a row one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+
+    def forward(self, input_ids: Any, mask: Any, other: Any, other_mask: Any, labels: Any = None, **kwargs: Any) -> Any:
+        texts = ((input_ids, mask), (other, other_mask))
+        read = [self.encoder(ids, attention_mask=mask, **kwargs).last_hidden_state[:, 0] for ids, mask in texts]
+        logits = self.task_type(read[0] * read[1])
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
 class Deaf(OwnHead):
@@ -294,6 +307,39 @@ def test_the_loss_of_the_loop_is_attributed() -> None:
     with regularize(model, ADDrop(target="loss", layers="all")) as reg:
         reg.compute(zoo.batch_of("bert", labels=False), weighted)
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("method", [R3F(), TokenCutoff()], ids=str)
+def test_methods_on_words_refuse_two_texts_of_a_row(method: Method) -> None:
+    batch = zoo.batch_of("bert")
+    texts = {"input_ids": batch["input_ids"], "other": batch["input_ids"], "labels": batch["labels"]}
+    masks = {"mask": batch["attention_mask"], "other_mask": torch.ones_like(batch["attention_mask"])}
+    with regularize(Pair().train(), method) as reg, pytest.raises(AttendropError, match="embeds words twice"):
+        reg.loss(texts | masks)
+
+
+@pytest.mark.parametrize("names", [("mask", "other_mask"), ("attention_mask", "other_mask")])
+def test_recorded_attributions_act_on_both_texts_of_a_row(names: tuple[str, str]) -> None:
+    """Also if they are padded to the same length, and differ in how much of it they fill."""
+
+    class Named(Pair):
+        def forward(self, **given: Any) -> Any:
+            given["mask"], given["other_mask"] = (given.pop(name) for name in names)
+            return super().forward(**given)
+
+    batch, dropped = zoo.batch_of("bert", (8, 8)), []
+    short = (torch.arange(8) < 3).long().expand(2, 8)
+    texts = {"input_ids": batch["input_ids"], "other": batch["input_ids"], "labels": batch["labels"]}
+    masks = {names[0]: short, names[1]: torch.ones_like(short)}
+    with regularize(Named().train(), ADDrop(p=0.5, q=1.0, layers="all", attribution="recorded")) as reg:
+        for _ in range(2):
+            reg.loss(texts | masks, rows=[0, 1]).backward()
+            reg.step()
+        recorder = reg.method_state.parts[0].recorder  # type: ignore[attr-defined]
+        recorder.flush()
+        for layer, mask in sorted(recorder.rows[0].items()):
+            dropped.append(int(mask.of(layer).any((0, 2)).sum()))
+    assert dropped[0] == 3 < dropped[2]  # queries of the first layer
 
 
 def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,7 @@ class AttentionCall:
         device: Device of the scores.
         dtype: What the kernel computes in, and takes an additive mask in.
         stack: The layers, if there are several.
+        of_each: Then the valid keys of each, by which calls can be told apart.
     """
 
     layer: AttentionLayer
@@ -55,6 +56,7 @@ class AttentionCall:
     device: torch.device
     dtype: torch.dtype = torch.float32
     stack: tuple[AttentionLayer, ...] = ()
+    of_each: Tensor | None = None
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
@@ -72,7 +74,7 @@ class AttentionCall:
         shape, valid = (len(layers) * self.shape[0], *self.shape[1:]), self.valid
         if valid is not None and len(valid) > 1:
             valid = torch.cat([valid] * len(layers))  # a quarter of the time that `repeat` takes
-        return replace(self, layer=layers[0], shape=shape, valid=valid, stack=tuple(layers))
+        return replace(self, layer=layers[0], shape=shape, valid=valid, stack=tuple(layers), of_each=self.valid)
 
     def origins(self) -> Tensor:
         """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
