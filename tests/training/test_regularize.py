@@ -132,6 +132,14 @@ class Wrapper(torch.nn.Module):
         return getattr(self, self.name)(*args, **kwargs)
 
 
+@pytest.mark.parametrize("method", [AttendOut(dropout_step=1), UniDrop()], ids=lambda m: m.name)
+def test_a_class_of_the_user_needs_no_configuration(method: Method) -> None:
+    model, batch = OwnHead(dict).train(), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with regularize(model, method, optimizer=optimizer, reward_data=[batch]) as reg:
+        take_step(reg, batch)
+
+
 @pytest.mark.parametrize("method", [Mixout(), DropConnect(), ChildTuning()], ids=lambda m: m.name)
 def test_a_wrapped_model_is_trained_as_the_bare_one(method: Any, monkeypatch: Any) -> None:
     """Masks are keyed by the names of parameters and modules."""
