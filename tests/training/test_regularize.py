@@ -500,6 +500,19 @@ def test_what_is_refused(message: str) -> None:
         reg.loss(batch, rows=rows)
 
 
+def test_a_batch_that_calls_the_encoder_more_often_than_the_first_is_refused() -> None:
+    class Windows(OwnHead):
+        def forward(self, input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
+            for ids, mask in zip(input_ids.split(4, 1), attention_mask.split(4, 1), strict=True):
+                found = super().forward(ids, mask, labels, **kwargs)
+            return found
+
+    with regularize(Windows(dict).train(), METHOD) as reg:
+        reg.loss(zoo.batch_of("bert", (8, 8)))
+        with pytest.raises(AttendropError, match=r"more than 2 times in one pass\. Either an earlier"):
+            reg.loss(zoo.batch_of("bert", (12, 8)))
+
+
 def test_what_is_refused_or_told_after_the_block(caplog: pytest.LogCaptureFixture) -> None:
     """Attention would no longer be regularised; and all losses were taken as one step."""
     with regularize(zoo.build("bert"), RECORDED) as reg:

@@ -426,8 +426,10 @@ class Plan:
         visit = self._visits[module]
         if visit >= len(found):
             raise AttendropError(
-                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Activation "
-                "checkpointing of a layer that the model shares is not supported; switch it off."
+                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Either an earlier "
+                "batch with the same columns called it less often, as for fewer windows of a text: make all batches "
+                "call it equally often. Or activations of a layer that the model shares are checkpointed: switch that "
+                "off."
             )
         self._visits[module] += 1
         return found[visit]
