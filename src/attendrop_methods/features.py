@@ -305,7 +305,8 @@ class _State(MethodState):
         super().__init__(method)
         self.special = training.special_tokens
         self._latest: _Features | None = None
-        self.counts_by_mask = getattr(training.model.config, "model_type", None) in _POSITIONS_BY_MASK
+        configs = (getattr(module, "config", None) for module in training.model.modules())
+        self.counts_by_mask = any(getattr(config, "model_type", None) in _POSITIONS_BY_MASK for config in configs)
 
     def plan(self, context: StepContext) -> Plan | None:
         self._latest = self.method.plan(context)

@@ -328,10 +328,11 @@ class LayerReinit(Method):
         """Re-initialise the chosen modules of a traced model: the same weights for the same seed."""
         model = adapter.model
         chosen = top_blocks(adapter, self.layers)
-        pooler = getattr(getattr(model, "base_model", model), "pooler", None)
-        if self.pooler and isinstance(pooler, nn.Module):
-            chosen.append(pooler)
         names = {module: name for name, module in model.named_modules()}
+        poolers = {name: module for module, name in names.items() if name.rpartition(".")[2] == "pooler"}
+        if self.pooler and poolers:  # a head's own is new in any case
+            pretrained = pretrained_parameters(model)
+            chosen += [poolers[name] for name in poolers if any(each.startswith(f"{name}.") for each in pretrained)]
         for module in chosen:
             if not all(parameter.requires_grad for parameter in module.parameters()):
                 raise AttendropError(

@@ -11,6 +11,7 @@ from helpers import zoo
 from helpers.checkpointing import checkpoint_activations
 from helpers.training import moved
 from torch import Tensor
+from transformers import BertPreTrainedModel
 
 from attendrop import AttendropError, Compose, HiddenCut, Method, Mixout, SuperT, regularize
 from attendrop_methods import L2SP, SAM, DropConnect, LayerReinit
@@ -133,6 +134,20 @@ def test_the_top_layers_and_the_pooler_are_new() -> None:
                 assert value.std().item() == pytest.approx(0.02, rel=0.2)  # BERT's initializer_range
             else:
                 assert (value == (1 if kind == "norm" else 0)).all()
+
+
+def test_the_pooler_of_an_encoder_in_a_class_of_ones_own_is_new() -> None:
+    class Own(BertPreTrainedModel):
+        def __init__(self, encoder: Any) -> None:
+            super().__init__(encoder.config)
+            self.encoder = encoder
+
+        def forward(self, labels: Any = None, **inputs: Any) -> Any:
+            logits = self.encoder(**inputs).pooler_output
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    found = reinitialized(Own(zoo.build("bert").bert).train(), zoo.batch_of("bert"), LayerReinit(layers=1))
+    assert "encoder.pooler.dense.weight" in found
 
 
 def test_what_cannot_be_reinitialised_is_refused() -> None:

@@ -29,7 +29,7 @@ from attendrop.attribution.gradient import (
     integrated_gradient_attribution,
     quadrature_nodes,
 )
-from attendrop.attribution.predictions import aligned_labels, best_spans, fix_target
+from attendrop.attribution.predictions import aligned_labels, best_spans, fix_target, shifts_labels
 from attendrop.methods.core.losses import mean_divergence
 from attendrop.randomness import candidates
 
@@ -293,6 +293,28 @@ def test_labels_stand_where_the_loss_looks(name: str) -> None:
     assert labels is not None and torch.equal(labels != -100, gradient.abs().sum(-1) > 0)
     assert torch.equal(before, torch.get_rng_state())
     assert model.training
+
+
+class Tagger(nn.Module):
+    """A tagger of one's own, whose loss leaves out the first token, or takes all labels as classes, as a CRF does."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.encoder, self.head, self.first = zoo.build("bert").bert, nn.Linear(16, zoo.LABELS), first
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state)
+        if self.first:
+            loss = functional.cross_entropy(logits[:, 1:].flatten(0, 1), labels[:, 1:].flatten())
+        else:
+            loss = -logits.gather(2, labels[..., None]).mean()
+        return {"loss": loss, "logits": logits}
+
+
+@pytest.mark.parametrize("first", [1, 0])
+def test_taggers_of_ones_own_shift_no_labels(first: int) -> None:
+    batch = zoo.batch_of("bert-tokens")
+    assert not shifts_labels(Tagger(first), batch | {"labels": batch["labels"].clamp(min=0)})
 
 
 @pytest.mark.parametrize("name", ["llama", "bart-decoder"])

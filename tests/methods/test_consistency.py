@@ -69,6 +69,16 @@ def test_the_loss_of_r_drop_is_that_of_both_copies_and_their_divergence(case: st
     assert float(mean) > 1e-4
 
 
+def test_the_number_of_items_by_which_a_loss_is_divided_is_that_of_both_copies() -> None:
+    model, batch = zoo.build("gpt2"), zoo.batch_of("gpt2")
+    items = (batch["labels"][:, 1:] != -100).sum()
+    losses = []
+    for given in (batch, batch | {"num_items_in_batch": items}):
+        with regularize(model, RDrop()) as reg:
+            losses.append(reg.loss(given))
+    torch.testing.assert_close(*losses)
+
+
 def test_a_sum_is_the_loss_of_the_authors_code() -> None:
     """Of their GLUE runs: cross-entropies are means, divergences are summed over the batch."""
     model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")

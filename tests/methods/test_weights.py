@@ -13,12 +13,13 @@ import torch
 from helpers import zoo
 from helpers.oracles import gated
 from helpers.training import moved, take_step, trainer_of, weights
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from attendrop import ChildTuning, Compose, LayerDrop, Mixout, SuperT, regularize
 from attendrop.methods import weights as weight_methods
 from attendrop.methods.core.context import LabelledRows
-from attendrop.methods.core.parameters import projection_weights
+from attendrop.methods.core.parameters import pretrained_parameters, projection_weights
 from attendrop.methods.weights import fisher_information, lowest
 from attendrop.training.regularization import Regularization
 
@@ -46,6 +47,44 @@ def test_mixout_replaces_weights_below_the_head_by_their_pretrained_values(name:
         shares.append(replaced.flatten() if unit == "element" else replaced[0])
     assert float(torch.cat(shares).double().mean()) == pytest.approx(0.6, abs=0.03 if unit == "element" else 0.12)
     assert not any("classifier" in each or "lm_head" in each for each in seen)
+
+
+class OwnHead(nn.Module):
+    """A class as users write it: an encoder, and a new head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head, self.query = zoo.build("bert").bert, nn.Linear(16, 3), nn.Parameter(torch.zeros(16))
+
+
+def peft_own_head() -> Any:
+    return get_peft_model(OwnHead(), LoraConfig(target_modules=["query"], modules_to_save=["head"]))
+
+
+def clip_classifier() -> Any:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    vision = sizes | {"image_size": 8, "patch_size": 4}
+    return zoo.from_class("CLIPForImageClassification", {"text_config": sizes, "vision_config": vision})
+
+
+@pytest.mark.parametrize(
+    ("made", "head"),
+    [
+        (OwnHead, ("head.", "query")),
+        (peft_own_head, ("base_model.model.head.", "base_model.model.query")),
+        (clip_classifier, ("classifier.",)),
+        (lambda: zoo.from_class("T5ForQuestionAnswering", zoo.ZOO["t5"].options), ("qa_outputs.",)),
+        (lambda: zoo.from_class("CLIPModel", clip_classifier().config.to_dict()), ()),  # its projections are not new
+    ],
+    ids=["own", "peft", "clip", "t5", "clip-base"],
+)
+def test_a_new_head_is_not_pretrained_where_the_class_has_no_base_model(made: Any, head: tuple[str, ...]) -> None:
+    """As in classes of one's own, and those of transformers that are built like these."""
+    model = made()
+    names = {name for name, _ in model.named_parameters()}
+    new = {name for name in names if name.startswith(head)}
+    assert names - new == set(pretrained_parameters(model))
+    assert not new & set(projection_weights(model))
 
 
 def test_mixout_mixes_what_is_unfrozen_later() -> None:

@@ -149,6 +149,31 @@ def test_what_the_loss_makes_for_the_model_is_as_if_the_batch_held_it(
     assert any(not torch.equal(value, found[0][name]) for name, value in found[2].items())
 
 
+def test_every_pass_has_what_the_loss_adds_and_the_columns_of_its_own_batch(tmp_path: Path) -> None:
+    """Also arguments that are no tensors, and columns that the first batch lacks; the loss may read any column."""
+    passes, collated = list[tuple[bool, bool]](), list[Any]()
+
+    def seen(model: Any, inputs: dict[str, Any]) -> Tensor:
+        assert inputs.pop("answer_mask").shape == inputs["input_ids"].shape
+        assert inputs.pop("row_index").tolist() == [0, 1, 2, 3]
+        return model(**inputs, output_hidden_states=True).loss
+
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        batch = zoo.collate(rows) | {"row_index": torch.arange(len(rows))}
+        collated.append(batch)
+        return {name: value for name, value in batch.items() if len(collated) > 1 or name != "attention_mask"}
+
+    rows = [row | {"answer_mask": torch.ones_like(row["input_ids"])} for row in examples()]
+    given = {"train_dataset": rows, "data_collator": collate, "remove_unused_columns": False, "max_steps": 2}
+    trainer = made(computing(seen), tmp_path, ADDrop(), **given)
+    trainer.model.register_forward_pre_hook(
+        lambda _, args, kwargs: passes.append(("attention_mask" in kwargs, "output_hidden_states" in kwargs)),
+        with_kwargs=True,
+    )
+    trainer.train()
+    assert passes[0] == (False, True) and passes[-2:] == [(True, True)] * 2
+
+
 def test_a_loss_with_a_reference_is_attributed(tmp_path: Path) -> None:
     """Also where blocks run again in the backward pass of the attribution."""
     found = []

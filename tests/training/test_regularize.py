@@ -31,8 +31,9 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention import graphs
+from attendrop.attention.plan import keywords
 from attendrop.methods.core.context import Processes
-from attendrop_methods import L2SP, SAM, DropConnect, HeadMask, UniDrop
+from attendrop_methods import L2SP, R3F, SAM, DropConnect, HeadMask, TokenCutoff, UniDrop
 
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 RECORDED = ADDrop(p=0.4, q=0.5, layers="all", attribution="recorded")
@@ -85,6 +86,19 @@ class OwnHead(torch.nn.Module):
         return found | {"logits": logits} if self.kind is dict else (*found.values(), logits)
 
 
+class Pair(OwnHead):
+    """A class that encodes two texts of a row one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+
+    def forward(self, input_ids: Any, mask: Any, other: Any, other_mask: Any, labels: Any = None, **kwargs: Any) -> Any:
+        texts = ((input_ids, mask), (other, other_mask))
+        read = [self.encoder(ids, attention_mask=mask, **kwargs).last_hidden_state[:, 0] for ids, mask in texts]
+        logits = self.task_type(read[0] * read[1])
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
 class Deaf(OwnHead):
     """The same, with a forward pass that keeps keyword arguments to itself."""
 
@@ -116,6 +130,14 @@ class Wrapper(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.name)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", [AttendOut(dropout_step=1), UniDrop()], ids=lambda m: m.name)
+def test_a_class_of_the_user_needs_no_configuration(method: Method) -> None:
+    model, batch = OwnHead(dict).train(), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with regularize(model, method, optimizer=optimizer, reward_data=[batch]) as reg:
+        take_step(reg, batch)
 
 
 @pytest.mark.parametrize("method", [Mixout(), DropConnect(), ChildTuning()], ids=lambda m: m.name)
@@ -268,6 +290,66 @@ def test_a_method_that_never_took_effect_is_warned_of_at_the_end(
     assert all("never took effect" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_model_that_was_trained_without_the_method_is_told_of(trains: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """By a loop that calls the model instead of ``reg.loss``; one that only evaluates is silent."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    optimizer = torch.optim.AdamW(model.parameters())
+    with regularize(model, METHOD):
+        model(**batch).loss.backward()
+        if trains:
+            optimizer.step()
+    told = "Method ad-drop never took effect: the model was called without it; compute the loss by reg.loss."
+    assert caplog.messages == [told] * trains
+
+
+def test_the_loss_of_the_loop_is_attributed() -> None:
+    """Not that of the model, where ``reg.compute`` gets another."""
+    model, found = zoo.build("bert"), []
+
+    def weighted(given: Any, plan: Any = None, other: Any = None) -> Any:
+        found.append(torch.is_grad_enabled())
+        outputs = (other or model)(given["input_ids"], given["attention_mask"], **keywords(plan))
+        return torch.nn.functional.cross_entropy(outputs.logits, torch.zeros(3, dtype=torch.long)), outputs
+
+    with regularize(model, ADDrop(target="loss", layers="all")) as reg:
+        reg.compute(zoo.batch_of("bert", labels=False), weighted)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("method", [R3F(), TokenCutoff()], ids=str)
+def test_methods_on_words_refuse_two_texts_of_a_row(method: Method) -> None:
+    batch = zoo.batch_of("bert")
+    texts = {"input_ids": batch["input_ids"], "other": batch["input_ids"], "labels": batch["labels"]}
+    masks = {"mask": batch["attention_mask"], "other_mask": torch.ones_like(batch["attention_mask"])}
+    with regularize(Pair().train(), method) as reg, pytest.raises(AttendropError, match="embeds words twice"):
+        reg.loss(texts | masks)
+
+
+@pytest.mark.parametrize("names", [("mask", "other_mask"), ("attention_mask", "other_mask")])
+def test_recorded_attributions_act_on_both_texts_of_a_row(names: tuple[str, str]) -> None:
+    """Also if they are padded to the same length, and differ in how much of it they fill."""
+
+    class Named(Pair):
+        def forward(self, **given: Any) -> Any:
+            given["mask"], given["other_mask"] = (given.pop(name) for name in names)
+            return super().forward(**given)
+
+    batch, dropped = zoo.batch_of("bert", (8, 8)), []
+    short = (torch.arange(8) < 3).long().expand(2, 8)
+    texts = {"input_ids": batch["input_ids"], "other": batch["input_ids"], "labels": batch["labels"]}
+    masks = {names[0]: short, names[1]: torch.ones_like(short)}
+    with regularize(Named().train(), ADDrop(p=0.5, q=1.0, layers="all", attribution="recorded")) as reg:
+        for _ in range(2):
+            reg.loss(texts | masks, rows=[0, 1]).backward()
+            reg.step()
+        recorder = reg.method_state.parts[0].recorder  # type: ignore[attr-defined]
+        recorder.flush()
+        for layer, mask in sorted(recorder.rows[0].items()):
+            dropped.append(int(mask.of(layer).any((0, 2)).sum()))
+    assert dropped[0] == 3 < dropped[2]  # queries of the first layer
+
+
 def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixture) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, CROSS) as reg:
@@ -416,6 +498,19 @@ def test_what_is_refused(message: str) -> None:
     batch, rows = zoo.batch_of("bert", labels=given.pop("labels", True)), given.pop("rows", None)
     with pytest.raises(AttendropError, match=message), regularize(model, method, **given) as reg:
         reg.loss(batch, rows=rows)
+
+
+def test_a_batch_that_calls_the_encoder_more_often_than_the_first_is_refused() -> None:
+    class Windows(OwnHead):
+        def forward(self, input_ids: Any, attention_mask: Any, labels: Any, **kwargs: Any) -> Any:
+            for ids, mask in zip(input_ids.split(4, 1), attention_mask.split(4, 1), strict=True):
+                found = super().forward(ids, mask, labels, **kwargs)
+            return found
+
+    with regularize(Windows(dict).train(), METHOD) as reg:
+        reg.loss(zoo.batch_of("bert", (8, 8)))
+        with pytest.raises(AttendropError, match=r"more than 2 times in one pass\. Either an earlier"):
+            reg.loss(zoo.batch_of("bert", (12, 8)))
 
 
 def test_what_is_refused_or_told_after_the_block(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,7 @@ class AttentionCall:
         device: Device of the scores.
         dtype: What the kernel computes in, and takes an additive mask in.
         stack: The layers, if there are several.
+        of_each: Then the valid keys of each, by which calls can be told apart.
     """
 
     layer: AttentionLayer
@@ -55,6 +56,7 @@ class AttentionCall:
     device: torch.device
     dtype: torch.dtype = torch.float32
     stack: tuple[AttentionLayer, ...] = ()
+    of_each: Tensor | None = None
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
@@ -72,7 +74,7 @@ class AttentionCall:
         shape, valid = (len(layers) * self.shape[0], *self.shape[1:]), self.valid
         if valid is not None and len(valid) > 1:
             valid = torch.cat([valid] * len(layers))  # a quarter of the time that `repeat` takes
-        return replace(self, layer=layers[0], shape=shape, valid=valid, stack=tuple(layers))
+        return replace(self, layer=layers[0], shape=shape, valid=valid, stack=tuple(layers), of_each=self.valid)
 
     def origins(self) -> Tensor:
         """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
@@ -424,8 +426,10 @@ class Plan:
         visit = self._visits[module]
         if visit >= len(found):
             raise AttendropError(
-                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Activation "
-                "checkpointing of a layer that the model shares is not supported; switch it off."
+                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Either an earlier "
+                "batch with the same columns called it less often, as for fewer windows of a text: make all batches "
+                "call it equally often. Or activations of a layer that the model shares are checkpointed: switch that "
+                "off."
             )
         self._visits[module] += 1
         return found[visit]

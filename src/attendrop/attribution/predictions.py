@@ -168,8 +168,10 @@ def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
 def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether the model's loss compares each label with the prediction one position before it.
 
-    Two passes of each model show whether a label in the first position alone changes the loss. A model that computes no
-    loss does not shift, nor do encoder-decoder models, which move labels to the inputs of their decoder.
+    Two passes of each model show whether a label in the first position alone changes the loss; if not, a third one,
+    with a label in the second, shows whether it is compared with the prediction there, as by a tagger that leaves out
+    [CLS]. A model that cannot compute these losses does not shift, nor do encoder-decoder models, which move labels to
+    the inputs of their decoder.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
@@ -179,16 +181,26 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
         if not len(given):
             return False
         none = torch.full_like(labels, IGNORED)
-        first = none.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), given[0])
+
+        def outputs_with(place: int) -> Any:
+            labels = none.clone()
+            labels[:, place : place + 1] = given[0]
+            return named_outputs(model(**{**batch, "labels": labels}), batch)
+
         try:
             with torch.no_grad(), forked_rng(model), evaluating(model):
-                found = [model(**{**batch, "labels": moved}) for moved in (first, none)]
-            one, other = (getattr(named_outputs(each, batch), "loss", None) for each in found)
-        except TypeError as error:  # of a model that takes no labels
-            if "labels" not in str(error):
-                raise
-            one = other = None
-        _SHIFTS[model] = one is not None and other is not None and torch.allclose(one, other, equal_nan=True)
+                loss_of_none = outputs_with(labels.shape[1]).loss
+                found = torch.allclose(outputs_with(0).loss, loss_of_none, equal_nan=True)
+                if found and labels.shape[1] > 1:
+                    outputs, label = outputs_with(1), given[:1].expand(len(labels))
+                    losses = [functional.cross_entropy(outputs.logits[:, place].float(), label) for place in (0, 1)]
+                    before, there = (torch.allclose(outputs.loss.float(), each, rtol=1e-3) for each in losses)
+                    found = before or not there  # neither, if the model scales its loss
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # of a model that takes no labels, or none that are left out
+            found = False
+        _SHIFTS[model] = found
     return _SHIFTS[model]
 
 

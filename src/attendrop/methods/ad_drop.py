@@ -438,7 +438,8 @@ class RowPass:
     tokens: Sequence[tuple[int, int]] | None = None
     length: int = 0  # of the sequences, with padding
     gaps: bool = False  # whether tokens between the first and the last may be hidden that were seen when recorded
-    known: dict[tuple[str, int, int, int], Spans] = field(default_factory=dict)  # by kind, and by shape without heads
+    # By kind, shape without heads, and mask, with which the number of the mask stays its own.
+    known: dict[tuple[str, int, int, int, int], tuple[Tensor | None, Spans]] = field(default_factory=dict)
 
     def candidates(self, call: AttentionCall) -> DroppedScores | None:
         """Return the recorded candidates of a call, with the rows that have any; None if no row has.
@@ -492,9 +493,10 @@ class RowPass:
         return [(queries, keys) for _, queries, _, keys in self.spans(call)]
 
     def spans(self, call: AttentionCall) -> Spans:
-        """Find where each sequence is in a call of a layer, or of several; read once for all layers of a kind."""
+        """Find where each sequence is in a call of a layer, or of several; read once for all of a kind and mask."""
         batch, (_, _, queries, keys) = call.shape[0] // len(call.layers), call.shape
-        place = (call.layer.kind, batch, queries, keys)
+        mask = call.valid if call.of_each is None else call.of_each
+        place = (call.layer.kind, batch, queries, keys, id(mask))
         if place not in self.known:
             own = call.layer.kind != "cross" and queries == keys
             if call.valid is None:
@@ -503,8 +505,9 @@ class RowPass:
                 tokens = self.tokens
             else:
                 tokens = _tokens(call.valid[:batch].any(1).any(1).expand(batch, -1).cpu().numpy())
-            self.known[place] = [(*((first, count) if own else (0, queries)), first, count) for first, count in tokens]
-        return self.known[place]
+            found = [(*((first, count) if own else (0, queries)), first, count) for first, count in tokens]
+            self.known[place] = mask, found
+        return self.known[place][1]
 
 
 def _tokens(seen: _Array) -> list[tuple[int, int]]:
@@ -621,8 +624,9 @@ class Recorder:
             raise AttendropError("Processes exchange records at the start of an epoch: call set_epoch(epoch) for each.")
         step = (context.key.step, context.key.first)
         # The host waits for the device once: for the rows, their real tokens, and what the last step chose.
-        two_stacks = getattr(getattr(context.model, "config", None), "is_encoder_decoder", False)
-        mask = None if two_stacks else context.inputs.get("attention_mask")
+        several = getattr(getattr(context.model, "config", None), "is_encoder_decoder", False)
+        several |= sum("mask" in name for name in context.inputs) > 1  # perhaps one for each of two texts
+        mask = None if several else context.inputs.get("attention_mask")
         mask = mask.flatten(0, -2) if isinstance(mask, Tensor) and mask.ndim in (2, 3) else None
         wanted = [index.long().view(torch.uint8)]
         if mask is not None:

@@ -235,7 +235,7 @@ class Players:
         self.layers = {layer.key: layer for layer in every if layer.index <= last}
         # In a model of images and texts, an attention layer has the configuration of its own part.
         attention: Any = training.model.get_submodule(every[0].name.partition("#")[0])
-        config: Any = getattr(attention, "config", training.model.config)
+        config: Any = next(each.config for each in (attention, *training.model.modules()) if hasattr(each, "config"))
         heads = (config.get_text_config() if hasattr(config, "get_text_config") else config).num_attention_heads
         if not isinstance(heads, int):
             raise AttendropError(

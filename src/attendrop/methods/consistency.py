@@ -158,7 +158,10 @@ class RDrop(Method):
 
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
-    """Repeat each row of a batch, with adjacent copies: in tensors, lists, and the outputs of an encoder."""
+    """Repeat each row of a batch, with adjacent copies: in tensors, lists, and the outputs of an encoder.
+
+    The number of items by which the model divides its loss, if the batch has one, is that of all copies.
+    """
     from transformers.utils.generic import ModelOutput
 
     rows = number_of_rows(batch)
@@ -172,7 +175,10 @@ def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
             return type(value)(**{name: repeated(each) for name, each in value.items()})
         return value
 
-    return {name: repeated(value) for name, value in batch.items()}
+    found = {name: repeated(value) for name, value in batch.items()}
+    if (items := batch.get("num_items_in_batch")) is not None:
+        found["num_items_in_batch"] = items * copies
+    return found
 
 
 @dataclass(frozen=True)

@@ -218,8 +218,11 @@ class Regularization:
                     method.name, counted(num_epochs, "epoch"), method.info.inactive_epochs_hint,
                 )  # fmt: skip
 
-    def warn_of_no_effect(self) -> None:
-        """Warn after training of methods that never acted, or never dropped anything, or are still searching."""
+    def warn_of_no_effect(self, trained: bool = False) -> None:
+        """Warn after training of methods that never acted, or never dropped anything, or are still searching.
+
+        The model was ``trained`` for sure if its weights have changed.
+        """
         self._note_effects()
         if self.idle or self.training.processes.rank:
             return
@@ -229,7 +232,7 @@ class Regularization:
                 "optimizer.step().",
                 self.method.name,
             )
-        for method in self.method.parts if self._called or self._stepped else ():
+        for method in self.method.parts if self._called or self._stepped or trained else ():
             if method.source not in self._effective:
                 how = "fine-tuned without it" if self._effective else "fine-tuned plainly"
                 if not self._called:
@@ -373,6 +376,9 @@ class Regularization:
                     "regularize(..., scaler=scaler)."
                 )
 
+        def own_loss(model: nn.Module, given: Batch, plan: Plan | None = None) -> tuple[Tensor, Any]:
+            return compute_loss(given, plan, model)
+
         context = StepContext(
             model=self.model,
             batch=batch,
@@ -386,7 +392,7 @@ class Regularization:
             / (weight.clamp(min=1e-12) if isinstance(weight, Tensor) else max(weight, 1e-12)),
             loss_scale=self.loss_scale,
             as_inputs=self.as_inputs,
-            evaluate=self.training.evaluate,
+            evaluate=own_loss if self.training.evaluate is run_model else self.training.evaluate,
             adapter=cast(ModelAdapter, self.adapter),
         )
         if self.adapter is not None:
@@ -558,12 +564,18 @@ def regularize(
         **tokens_of(tokenizer),
     )
     regularization = Regularization(training, method, run)
+    changes = number_of_changes(model)
     try:
         yield regularization
         regularization.finish()
-        regularization.warn_of_no_effect()
+        regularization.warn_of_no_effect(trained=number_of_changes(model) != changes)
     finally:
         regularization.close()
+
+
+def number_of_changes(model: nn.Module) -> int:
+    """Count how often the trained parameters of a model were changed in place, as steps of optimizers do."""
+    return sum(parameter._version for parameter in model.parameters() if parameter.requires_grad)
 
 
 def labelled_data(name: str, value: Any, device: torch.device) -> LabelledRows | None:

@@ -21,7 +21,7 @@ from attendrop.attention.plan import Plan, keywords
 from attendrop.attribution.predictions import refuse_smoothing
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.support.models import Batch, model_inputs, named_outputs, number_of_rows
+from attendrop.support.models import ROW_INDEX, Batch, model_inputs, named_outputs, number_of_rows
 from attendrop.training.regularization import Regularization
 
 # What trainers of TRL record in each call of compute_loss, and log as means or sums.
@@ -163,7 +163,7 @@ class TrainerLoss:
             model.register_forward_hook(leave),
         )
         try:
-            loss = self.compute_loss(model, model_inputs(inputs), num_items_in_batch=num_items_in_batch)
+            loss = self.compute_loss(model, self._given(inputs), num_items_in_batch=num_items_in_batch)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -173,6 +173,13 @@ class TrainerLoss:
         if smooths:
             refuse_smoothing(unwrapped, getattr(outputs, "logits", None), inputs)
         return loss, outputs
+
+    def _given(self, batch: Batch) -> dict[str, Any]:
+        """Copy a batch as ``compute_loss`` expects it: one of the user's own may read all but what the trainer adds."""
+        trainer = self.trainer
+        if getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss or trainer.args.remove_unused_columns:
+            return model_inputs(batch)
+        return {name: value for name, value in batch.items() if name != ROW_INDEX or not self.method.needs_rows}
 
     def _inputs_of(self, model: nn.Module, inputs: dict[str, Any]) -> Callable[[Batch], Batch]:
         """Return what the model receives for a batch, as a function of it; refuse what a method could not repeat."""
@@ -185,7 +192,7 @@ class TrainerLoss:
             hook = model.register_forward_pre_hook(enter, with_kwargs=True)
             try:
                 with torch.no_grad(), forked_rng(model), unrecorded(self.trainer):
-                    self.compute_loss(model, model_inputs(batch))
+                    self.compute_loss(model, self._given(batch))
             except _Called as call:
                 return dict(call.args[0])
             finally:
@@ -200,11 +207,8 @@ class TrainerLoss:
                 f"the model once for each text of a row, which method '{self.method.name}' does not support; use a "
                 "method that acts on weights or gradients only."
             )
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-        if all(value is inputs.get(name) for name, value in tensors.items()):
-            return lambda batch: {name: value for name, value in model_inputs(batch).items() if name in arguments}
-        # compute_loss makes some of them, as that of trl.DPOTrainer makes labels: each batch shows which.
-        return lambda batch: {name: value for name, value in passed(batch).items() if isinstance(value, Tensor)}
+        # A compute_loss of one's own may add some, as that of trl.DPOTrainer does labels: each batch shows which.
+        return model_inputs if self._is_stock and not self.trainer.label_smoother else passed
 
     def is_mean(self, inputs: dict[str, Any]) -> bool:
         """Whether the loss is a mean over the micro-batch, though the trainer treats it as a sum over ``num_items``.
@@ -224,7 +228,7 @@ class TrainerLoss:
             for count in (1, 2):
                 # Random numbers in the loss are the same in both calls.
                 with torch.no_grad(), forked_rng(model), evaluating(model), unrecorded(trainer):
-                    batch, number = model_inputs(inputs), torch.tensor(count, device=trainer.args.device)
+                    batch, number = self._given(inputs), torch.tensor(count, device=trainer.args.device)
                     losses.append(self.compute_loss(model, batch, num_items_in_batch=number))
             if not losses[0].isfinite() or losses[0] == 0:  # no label counts: a sum of none is 0, a mean is NaN
                 return bool(losses[0].isnan())

@@ -282,9 +282,7 @@ def projection_weights(model: nn.Module) -> list[str]:
 
 def pretrained_parameters(model: nn.Module) -> list[str]:
     """Return the names of all parameters except those of the head, which is not pre-trained."""
-    own = transformers_model(model)
-    found = set(getattr(own, "base_model", own).parameters(recurse=False))
-    found.update(parameter for _, module in below_the_head(model) for parameter in module.parameters(recurse=False))
+    found = {parameter for _, module in below_the_head(model) for parameter in module.parameters(recurse=False)}
     return [name for name, parameter in model.named_parameters() if parameter in found]
 
 
@@ -293,9 +291,22 @@ def below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     from transformers import PreTrainedModel
 
     own = transformers_model(model)
-    base = getattr(own, "base_model", own)
-    prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")
+    names = {module: name for name, module in model.named_modules()}
     output: Any = own.get_output_embeddings() if isinstance(own, PreTrainedModel) else None  # type: ignore[no-untyped-call]
-    for name, module in base.named_modules():
-        if name and module is not output:
-            yield f"{prefix}{name}", module
+    for module in dict.fromkeys(module for part in _pretrained_parts(own) or [own] for module in part.modules()):
+        if module is not output:
+            yield names[module], module
+
+
+def _pretrained_parts(module: Any) -> list[nn.Module]:
+    """Return the base models in a module: a class of one's own, or one like CLIP's classifier, has others for them."""
+    from transformers import PreTrainedModel
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    module = transformers_model(module)  # of PEFT
+    base: nn.Module = getattr(module, "base_model", module)
+    bare = MODEL_MAPPING_NAMES.get(getattr(getattr(module, "config", None), "model_type", None))
+    if base is not module or type(module).__name__ == bare:
+        return [base]
+    inner = [part for child in module.children() for part in _pretrained_parts(child)]
+    return inner or ([module] if isinstance(module, PreTrainedModel) else [])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import AttentionCall, AttentionEdit, DropoutDraws, Plan, ReadyMask, real_tokens
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import LayerCounts, StepContext
 from attendrop.randomness.candidates import kept, layers_at_once
@@ -248,7 +249,7 @@ class RandomMaskPlan(Plan):
 
 @dataclass(eq=False)
 class WordPlan(Plan):
-    """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
+    """Plan that changes the word embeddings of a pass: in an encoder-decoder model, those of the encoder.
 
     ``change`` gets the word embeddings, ``(batch, n, width)``, and which tokens are not padding, ``(batch, n)``, and
     returns the changed embeddings.
@@ -259,8 +260,13 @@ class WordPlan(Plan):
     _changed: bool = False
 
     def embed(self, embedded: Tensor) -> Tensor:
-        if self._changed:  # the decoder shares the embedding
-            return embedded
+        if self._changed:
+            if all(layer.kind != "cross" for layer in self.context.adapter.attention_layers):
+                raise AttendropError(
+                    "The model embeds words twice in one pass, as those of two texts, and the method can change them "
+                    "once only; join both texts to one, or use another method."
+                )
+            return embedded  # the decoder shares the embedding
         self._changed = True
         return self.change(embedded, real_tokens(self.context.inputs.get("attention_mask"), embedded))
 
