@@ -305,7 +305,7 @@ def _pretrained_parts(module: Any) -> list[nn.Module]:
 
     module = transformers_model(module)  # of PEFT
     base: nn.Module = getattr(module, "base_model", module)
-    bare = MODEL_MAPPING_NAMES.get(getattr(getattr(module, "config", None), "model_type", None))
+    bare = MODEL_MAPPING_NAMES.get(getattr(getattr(module, "config", None), "model_type", ""))
     if base is not module or type(module).__name__ == bare:
         return [base]
     inner = [part for child in module.children() for part in _pretrained_parts(child)]
