@@ -82,7 +82,7 @@ class ModelStructure:
 
     blocks: dict[nn.Module, tuple[Block, ...]]  # of each module, in the order of their calls
     embedding: nn.Module | None  # the first input embedding that looked ids up; of two stacks, the encoder's
-    head: nn.Module | None  # the last projection that ran; its inputs are the features
+    head: nn.Module | None  # the last projection that ran, if after the blocks; its inputs are the features
 
 
 class StructureEvents:
@@ -153,7 +153,7 @@ class StructureEvents:
                         block.input_projections[layer.key], before = before, []
                         waiting = layer.key
                 case "linear":
-                    head = module
+                    head = module if block is None else None
                     if block is not None and waiting is not None:
                         block.output_projections[waiting] = module
                         waiting = None
