@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +99,9 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         return ["No column looks like labels; name it with --label-column."]
     if not found.text_columns:
         return ["No column is left for the texts; name one with --text-columns."]
-    if found.unclear and 2 * sum(number_form(label) == "notation" for label in found.labels) > len(found.labels):
+    forms = Counter(map(number_form, found.labels or {*found.written_labels} - {""}))
+    points = found.label_type == "number" and not forms["text"]  # perhaps between thousands
+    if found.unclear and (points or 2 * forms["notation"] > forms.total()):
         return ["Write the labels as numbers first."]
     words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
     words += ["--text-columns", joined_names(found.text_columns), "--label-column", found.label_column]
