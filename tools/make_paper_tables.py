@@ -65,7 +65,7 @@ The papers' small tasks with their whole training sets, on encoders that two cor
 all-mpnet-base-v2 (110 M, the size of the papers'), by [recipes/full](../recipes/README.md). Neither is an encoder of
 the papers, so what is tested is the claim, and not its figures. Unlike in the papers, nothing is chosen on the
 development set: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five epochs, the last
-counts. The runs are not complete. All figures are percent; ours of MRPC are accuracy. A claim *holds* if the 95 %
+counts. MiniLM's runs are complete. All figures are percent; ours of MRPC are accuracy. A claim *holds* if the 95 %
 interval of the difference, for other seeds and other rows, is above zero, and is *contradicted* if it is below zero;
 otherwise it is *not shown*. Intervals are not corrected for the number of claims.
 
