@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,22 @@ def test_the_time_before_a_resumption_counts() -> None:
     assert meter.state()["attributes"]["seconds_so_far"] >= 1000
     meter.on_train_end(*given)
     assert meter.seconds_so_far >= meter.seconds_before == 1000
+
+
+def test_slow_checkpoints_are_written_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a minute the first, which takes two seconds; the others when these are 2 % of the time."""
+    now, saved = [0.0], list[float]()
+    monkeypatch.setattr("attendrop.runs.run_trainer.time.monotonic", lambda: now[0])
+    meter, given = RunCallback(save_seconds=60), (TrainingArguments(use_cpu=True), TrainerState())
+    meter.on_train_begin(*given, TrainerControl())
+    for _ in range(1000):
+        now[0] += 1
+        meter.on_step_end(*given, control := TrainerControl())
+        if control.should_save:
+            saved.append(now[0])
+            now[0] += 2
+            meter.on_save(*given, control)
+    assert saved[0] == 60 and {late - early for early, late in pairwise(saved)} == {100}
 
 
 def test_a_run_is_resumed_by_as_many_processes(

@@ -65,7 +65,7 @@ class RunCallback(TrainerCallback, ExportableState):
 
     Attributes:
         save_steps, log_steps: Optimizer steps between checkpoints and logs, besides those at the end of an epoch.
-        save_seconds: Seconds between checkpoints.
+        save_seconds: Seconds between checkpoints, or more, so that writing them takes at most 2 % of the time.
         stop_after: Number of steps after which training ends, of a longer schedule.
         begun: Called after the first step, since methods and models refuse invalid settings before that.
         seconds_so_far: Seconds of training, once it has ended, with those of earlier processes, from a checkpoint.
@@ -83,7 +83,7 @@ class RunCallback(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.start = self.last_save = time.monotonic()
-        self.seconds_before = self.seconds_so_far
+        self.seconds_before, self.pause, self.saves = self.seconds_so_far, self.save_seconds, False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.begun is not None:
@@ -92,10 +92,15 @@ class RunCallback(TrainerCallback, ExportableState):
         for flag, steps in (("should_save", self.save_steps), ("should_log", self.log_steps)):
             if steps and state.global_step % steps == 0 and not float(state.epoch or 0).is_integer():
                 setattr(control, flag, True)
-        if self.save_seconds is not None and time.monotonic() - self.last_save >= self.save_seconds:
+        self.saves = self.pause is not None and time.monotonic() - self.last_save >= self.pause
+        if self.saves:
             control.should_save, self.last_save = True, time.monotonic()
         if self.stop_after is not None and state.global_step >= self.stop_after:
             control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.save_seconds and self.saves:
+            self.pause, self.saves = max(self.save_seconds, 50 * (time.monotonic() - self.last_save)), False
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.seconds_so_far += time.monotonic() - self.start
