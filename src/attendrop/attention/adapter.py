@@ -21,8 +21,8 @@ from attendrop.attention.interface import (
     implementation_of,
     is_routed,
     refuse_reentrant_checkpointing,
-    restore,
     route,
+    use_implementation,
 )
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.own_softmax import computes_softmax, follow
@@ -111,7 +111,7 @@ class ModelAdapter:
         in_use = {id(config) for other in _ATTACHED for config in other.configs}
         for config in self.configs:
             if id(config) not in in_use:
-                restore(config)
+                use_implementation(config, implementation_of(config))
         self._attached = False
 
     def __enter__(self) -> Self:

@@ -119,11 +119,9 @@ def _fake_attend(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Te
     return query.new_empty(shape), torch.empty((), dtype=torch.long)
 
 
-def _fake_backward(gradient: Tensor, number: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(each.new_empty(each.shape) for each in tensors)
-
-
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("attend_backward", _attend_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("attendrop::attend", _fake_attend)
-torch.library.register_fake("attendrop::attend_backward", _fake_backward)
+torch.library.register_fake(
+    "attendrop::attend_backward", lambda _, __, *tensors: tuple(each.new_empty(each.shape) for each in tensors)
+)

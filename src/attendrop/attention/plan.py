@@ -271,25 +271,6 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     return type(edits[0])(**merged)
 
 
-def valid_keys_and_bias(
-    mask: Tensor | None, position_bias: Tensor | None, causal: bool, shape: tuple[int, int, int, int], query: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Split what the model passes into a boolean mask of valid keys and an additive bias, either None if absent.
-
-    Masks come as booleans (SDPA), as numbers, hugely negative where a key is not valid (eager), or not at all: then all
-    are valid, or in a causal layer those that are not in the future.
-    """
-    if mask is None:
-        queries, keys = shape[2:]
-        valid = None
-        if causal and queries > 1:
-            valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
-        return valid, position_bias
-    if mask.dtype == torch.bool:
-        return mask, position_bias
-    return visible_keys(mask.detach()), mask if position_bias is None else mask + position_bias
-
-
 def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:
     """Find the keys that rows attend to after positions are dropped, and the rows that are dropped whole.
 

@@ -64,7 +64,7 @@ def gradient_attribution(
         batch: Inputs, with labels.
         attention_layers: Attention layers to attribute to.
         target: ``"pseudo_label"``, ``"gold_label"`` or ``"loss"``, see :func:`fix_target`.
-        units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
+        units: What to attribute to, see :class:`attendrop.attribution.recording.RecordPlan`.
         inputs: Inputs for the model, if it is not given all of ``batch``: a trainer that computes the loss itself
             withholds the labels.
         forward: Runs the pass with a plan, and returns its outputs, such as the ``loss`` of a trainer; by default the
@@ -118,13 +118,12 @@ def attention_attribution(
     return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
 
 
+@dataclass(eq=False)
 class ScaledPlan(GradientPlan):
     """Replaces units by recorded ones, by layer key, times ``alpha``, and hands over their gradients."""
 
-    def __init__(self, recorded: Mapping[str, Tensor], alpha: float, *args: Any) -> None:
-        super().__init__(*args)
-        self.recorded = recorded
-        self.alpha = alpha
+    recorded: Mapping[str, Tensor] = field(default_factory=dict)
+    alpha: float = 1.0
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         edit, scaled = super().edit(call), self.recorded[call.layer.key] * self.alpha
@@ -183,7 +182,7 @@ def integrated_gradient_attribution(
 
             for group in groups:
                 for alpha, weight in quadrature_nodes(rule, steps):
-                    plan = ScaledPlan(recorded, alpha, group, partial(add, weight), units)
+                    plan = ScaledPlan(group, partial(add, weight), units, recorded=recorded, alpha=alpha)
                     with torch.enable_grad():
                         plan.differentiate(upcast(score(run(plan))).sum(), factor)
             return total if all_finite(total.values()) else None
