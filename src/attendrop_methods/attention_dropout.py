@@ -303,10 +303,6 @@ class HeadMask(Method):
     select_by: str = option("random", choice("random", "importance"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def count(self, heads: int) -> int:
-        """Return the number of masked heads, given the number of heads."""
-        return min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction))))
-
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.selected_layers(context.adapter.attention_layers)
         importance: dict[str, Tensor] = {}
@@ -314,10 +310,11 @@ class HeadMask(Method):
             importance = head_importance(context.adapter, context.batch, attention_layers, context.run_loss)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            found = importance.get(call.layer.key)
+            found, heads = importance.get(call.layer.key), call.shape[1]
             values = plan.uniform_heads(call) if found is None else found[..., None, None]
             ranks = values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-            return plan.without_heads(call, ranks < self.count(call.shape[1]))
+            most = int(floor_fraction(torch.tensor(heads), self.fraction))
+            return plan.without_heads(call, ranks < min(heads - 1, max(1, most)))
 
         return RandomMaskPlan(self, context, make, {layer.key for layer in attention_layers})
 

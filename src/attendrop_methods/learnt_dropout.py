@@ -19,7 +19,6 @@ from attendrop.extend import (
     AttendropError,
     AttentionCall,
     AttentionEdit,
-    AttentionLayer,
     Batch,
     ComputeLoss,
     Method,
@@ -100,18 +99,13 @@ class OwnParameters(MethodState):
 class ValuePerLayer(OwnParameters):
     """State with one learnt number per selected attention layer; what logs and reports show begins with ``initial``.
 
-    Attributes:
-        note: Name of the numbers in logs.
-        reported: Function from learnt numbers to those that logs and reports show.
-        learnt_from: Its inverse.
-
     Raises:
         AttendropError: The number of training rows is unknown.
     """
 
-    note = "probability"
-    reported: Any = torch.sigmoid
-    learnt_from: Any = torch.logit
+    note = "probability"  # name of the numbers in logs
+    reported: Any = torch.sigmoid  # from the numbers to what logs and reports show
+    learnt_from: Any = torch.logit  # its inverse
 
     def __init__(self, method: Any, training: TrainingContext, initial: float) -> None:
         super().__init__(method, training)
@@ -130,20 +124,15 @@ class ValuePerLayer(OwnParameters):
         """The learnt numbers, ``(layers,)``."""
         return self.parameters["values"]
 
-    def by_layer(self) -> dict[str, Tensor]:
-        """Return the learnt numbers by the key of their layer."""
-        return dict(zip(self.keys, self.values, strict=True)) if self.keys else {}
-
-    def begin(self, context: StepContext) -> Sequence[AttentionLayer]:
-        """Return the selected layers; the first call creates their numbers."""
-        attention_layers = self.method.selected_layers(context.adapter.attention_layers)
+    def begin(self, context: StepContext) -> dict[str, Tensor]:
+        """Return the learnt numbers by the key of their layer; the first call creates them."""
         if self.optimizer is None:
-            self.keys = [layer.key for layer in attention_layers]
-            self.create({"values": self.initial.repeat(len(attention_layers)).float()})
+            self.keys = [layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)]
+            self.create({"values": self.initial.repeat(len(self.keys)).float()})
         self.loss_scale = context.loss_scale
         for key, value in zip(self.keys, self.reported(self.values.detach()), strict=True):
             context.note(f"{self.note}/{key}", value)
-        return attention_layers
+        return dict(zip(self.keys, self.values, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "layers": self.keys} if self.keys else {}
@@ -172,23 +161,23 @@ class LearntProbabilities(ValuePerLayer):
         super().__init__(method, training, method.p)
         self._projections: dict[str, ValueProjection] = {}
 
-    def begin(self, context: StepContext) -> Sequence[AttentionLayer]:
-        attention_layers, adapter = super().begin(context), context.adapter
+    def begin(self, context: StepContext) -> dict[str, Tensor]:
+        found, adapter = super().begin(context), context.adapter
         if not self._projections:
             names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
             inputs = {key: modules for block in adapter.blocks for key, modules in block.input_projections.items()}
-            for layer in attention_layers:
+            for layer in self.method.selected_layers(adapter.attention_layers):
                 projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
                 if projection is None:
                     raise AttendropError(
                         f"The value projection of {layer.name} cannot be found; choose other layers, or another method."
                     )
                 self._projections[layer.key] = projection
-        return attention_layers
+        return found
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
         total = torch.zeros((), device=self.values.device)
-        for key, logit in self.by_layer().items():
+        for key, logit in zip(self.keys, self.values, strict=True):
             norm = upcast(self._projections[key].weight()).square().sum() / (2 * torch.sigmoid(-logit))
             entropy = -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
             total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy
@@ -314,8 +303,7 @@ class _ConcreteState(LearntProbabilities):
     method: ConcreteDropout
 
     def plan(self, context: StepContext) -> Plan:
-        self.begin(context)
-        logits = self.by_layer()
+        logits = self.begin(context)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             uniform, logit = plan.uniform(call), logits[call.layer.key]
@@ -391,8 +379,7 @@ class _BernoulliState(LearntProbabilities):
     method: LearnableBernoulli
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        self.begin(context)
-        log_odds = self.by_layer()
+        log_odds = self.begin(context)
         loss, outputs, _ = with_antithetic_pass(
             context,
             compute_loss,
@@ -458,8 +445,7 @@ class _VariationalState(ValuePerLayer):
         super().__init__(method, training, method.alpha)
 
     def plan(self, context: StepContext) -> Plan:
-        self.begin(context)
-        logs = self.by_layer()
+        logs = self.begin(context)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             key = call.layer.key

@@ -19,8 +19,6 @@ from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
     implementation_of,
-    is_routed,
-    refuse_reentrant_checkpointing,
     route,
     use_implementation,
 )
@@ -156,7 +154,13 @@ class ModelAdapter:
             if self._attached:
                 self._act_in_attention()
         self._follow_switches()
-        refuse_reentrant_checkpointing(cache.checkpointing)
+        for module in cache.checkpointing:
+            given = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", None) or {}
+            if getattr(module, "gradient_checkpointing", False) and given.get("use_reentrant"):
+                raise AttendropError(
+                    "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
+                    "activation_checkpointing_kwargs={'use_reentrant': False}."
+                )
         columns = frozenset(name for name, value in batch.items() if value is not None)
         key = columns, *(implementation_of(config) for config in self.configs)
         if key not in cache.traces:
@@ -195,7 +199,7 @@ class ModelAdapter:
 
     def _follow_switches(self) -> None:
         """Route attention again if the model was switched to another implementation while attached."""
-        if not self._attached or all(is_routed(config) for config in self.configs):
+        if not self._attached or all(implementation_of(each) != each._attn_implementation for each in self.configs):
             return
         check_implementations(self.model, self._cache.attention, self.configs)
         for config in self.configs:

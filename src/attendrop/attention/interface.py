@@ -72,11 +72,6 @@ def implementation_of(config: Any) -> str:
     return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
 
 
-def is_routed(config: Any) -> bool:
-    """Return whether attention goes through the functions registered here."""
-    return config._attn_implementation in _REGISTERED_AS.values()
-
-
 def route(config: Any) -> None:
     """Send attention through the function registered in place of the configured implementation."""
     use_implementation(config, _REGISTERED_AS[implementation_of(config)])
@@ -115,18 +110,6 @@ def refuse_unsavable(model: nn.Module, configs: Iterable[Any]) -> None:
             f"{type(model).__name__} has config.output_attentions on, with which no checkpoint can be saved in "
             "training. Set it to False; a call can be given output_attentions=True instead."
         )
-
-
-def refuse_reentrant_checkpointing(modules: Iterable[nn.Module]) -> None:
-    """Raise AttendropError if one of the modules checkpoints activations in the reentrant way."""
-    for module in modules:
-        function = getattr(module, "_gradient_checkpointing_func", None)
-        keywords = getattr(function, "keywords", None) or {}
-        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
-            raise AttendropError(
-                "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
-                "activation_checkpointing_kwargs={'use_reentrant': False}."
-            )
 
 
 def _eager_function(module: nn.Module) -> Any:

@@ -258,8 +258,7 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     if len(edits) < 2:
         return edits[0] if edits else None
     defaults = {field.name: field.default for field in fields(edits[0])}
-    all_given = ({name: value for name, value in vars(edit).items() if value is not defaults[name]} for edit in edits)
-    given = [found for found in all_given if found]
+    given = [{name: value for name, value in vars(edit).items() if value is not defaults[name]} for edit in edits]
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for found in given for name in found):
         values = [found[name] for found in given if name in found]
