@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -201,8 +202,8 @@ def own_parameter_rules(name: str, *, penalised: bool = False) -> tuple[Rule, ..
 class AntitheticPlan(RandomMaskPlan):
     """Plan that drops attention weights by ``u < p`` or, in the antithetic pass, by ``1 - u < p`` (Yin and Zhou, 2019).
 
-    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are the keys
-    of the layers to act on, or map them to their log-odds; a subclass may compute these in :meth:`log_odds`.
+    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``learnt`` are those
+    of the layers with these ``keys``, or what a subclass computes them from in :meth:`log_odds`.
 
     Attributes:
         scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
@@ -212,18 +213,21 @@ class AntitheticPlan(RandomMaskPlan):
     """
 
     def __init__(
-        self, method: Method, context: StepContext, keys: Collection[str] | Mapping[str, Tensor], *, antithetic: bool
+        self,
+        method: Method,
+        context: StepContext,
+        keys: Collection[str],
+        learnt: Mapping[str, Tensor],
+        antithetic: bool,
     ) -> None:
         super().__init__(method, context, keys=keys)
-        self.antithetic = antithetic
+        self.learnt, self.antithetic = learnt, antithetic
         self.scores: dict[str, Tensor] = {}
         self.queries: dict[str, Tensor] = {}
 
     def log_odds(self, key: str) -> Tensor:
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
-        assert isinstance(self.layer_keys, Mapping)
-        found: Tensor = self.layer_keys[key]
-        return found
+        return self.learnt[key]
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         key, sampled = call.layer.key, self.uniform(call)
@@ -380,11 +384,8 @@ class _BernoulliState(LearntProbabilities):
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         log_odds = self.begin(context)
-        loss, outputs, _ = with_antithetic_pass(
-            context,
-            compute_loss,
-            lambda antithetic: AntitheticPlan(self.method, context, log_odds, antithetic=antithetic),
-        )
+        make_plan = partial(AntitheticPlan, self.method, context, log_odds.keys(), log_odds)
+        loss, outputs, _ = with_antithetic_pass(context, compute_loss, make_plan)
         return loss + self.penalty(context, outputs), outputs
 
 
@@ -530,11 +531,8 @@ class _NetworksState(OwnParameters):
         if self.optimizer is None:
             self._create(context, keys)
         self.loss_scale = context.loss_scale
-        loss, outputs, plan = with_antithetic_pass(
-            context,
-            compute_loss,
-            lambda antithetic: _NetworksPlan(method, context, keys, self.parameters, antithetic=antithetic),
-        )
+        make_plan = partial(_NetworksPlan, method, context, keys, self.parameters)
+        loss, outputs, plan = with_antithetic_pass(context, compute_loss, make_plan)
         shares = row_shares(context.model, outputs, context.batch)
         for key, queries in plan.queries.items():
             log_odds, prior = plan.log_odds(key), self.parameters[f"{key}/prior"]
@@ -633,17 +631,8 @@ class ContextualDropout(Method):
 class _NetworksPlan(AntitheticPlan):
     """Plan that drops with the probabilities that the networks compute, given their parameters by name."""
 
-    def __init__(
-        self,
-        method: Method,
-        context: StepContext,
-        keys: set[str],
-        parameters: Mapping[str, Tensor],
-        *,
-        antithetic: bool,
-    ) -> None:
-        super().__init__(method, context, keys, antithetic=antithetic)
-        self.parameters = parameters
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.contexts: dict[str, Tensor] = {}
 
     def make(self, call: AttentionCall) -> AttentionEdit:
@@ -661,7 +650,7 @@ class _NetworksPlan(AntitheticPlan):
 
     def log_odds(self, key: str) -> Tensor:
         first, bias, second, second_bias = (
-            self.parameters[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
+            self.learnt[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
         )
         context = self.contexts[key]
         with torch.autocast(context.device.type, enabled=False):  # both within the model and after its pass

@@ -261,10 +261,7 @@ class _Reinitializing(MethodState):
     """State that re-initialises in the first step."""
 
     method: LayerReinit
-
-    def __init__(self, method: LayerReinit, training: TrainingContext) -> None:
-        super().__init__(method)
-        self.done = False
+    done = False
 
     def batch(self, context: StepContext) -> Batch:
         if context.key.step == 0 and not self.done:

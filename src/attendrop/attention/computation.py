@@ -23,6 +23,8 @@ from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import any_last, pack, unpack
 from attendrop.randomness.device_path import on_cpu
 
+# Queries, keys, values, and the mask.
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
 _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
@@ -36,24 +38,14 @@ class AttentionComputation:
     Eager attention is causal by its mask alone, and returns its weights, which the model may hand to its caller.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        kwargs: dict[str, Any],
-        *,
-        eager: bool,
-    ) -> None:
+    def __init__(self, module: nn.Module, tensors: Inputs, kwargs: dict[str, Any], *, eager: bool) -> None:
+        query, key, value, mask = tensors
         for name in _UNSUPPORTED_KEYWORDS:
             if kwargs.get(name) is not None:
                 raise AttendropError(
                     f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
                     "the model cannot be regularised."
                 )
-        self.module = module
         self.query = query
         self.key = repeat_kv(key, query.shape[1] // key.shape[1])
         self.value = repeat_kv(value, query.shape[1] // value.shape[1])
@@ -180,21 +172,13 @@ class AttentionComputation:
 
 
 def follow(
-    plan: Plan,
-    module: nn.Module,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    kwargs: dict[str, Any],
-    *,
-    eager: bool,
+    plan: Plan, module: nn.Module, tensors: Inputs, kwargs: dict[str, Any], *, eager: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer under the plan, from queries, keys, values and the mask.
-
-    None if the plan changes nothing there.
-    """
+    """Compute one attention layer under the plan; None if the plan changes nothing there."""
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):
         return None
-    computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
+    computation = AttentionComputation(module, tensors, kwargs, eager=eager)
     query, mask = computation.query, tensors[3]
     if computation.valid is not None and computation.valid is not mask:
         computation.valid = plan.shared(mask, computation.valid)

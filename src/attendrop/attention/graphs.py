@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attendrop.attention.computation import follow
+from attendrop.attention.computation import Inputs, follow
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 
@@ -40,9 +40,7 @@ def fits_a_graph(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     return torch.compiler.is_compiling() and not tensors and hasattr(module, "attendrop_place")
 
 
-def follow_in_graph(
-    plan: Plan, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None], kwargs: dict[str, Any]
-) -> Tensor:
+def follow_in_graph(plan: Plan, module: nn.Module, tensors: Inputs, kwargs: dict[str, Any]) -> Tensor:
     """Compute one SDPA layer under the plan by one operation of the graph, or as stock does if it changes nothing."""
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors[:3])
     given = (kwargs.get(name) for name in _PASSED_ON)

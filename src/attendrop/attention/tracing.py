@@ -115,13 +115,12 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
     return Trace(layers_by_module, structure.structure(layers_by_module))
 
 
+@dataclass(eq=False)
 class _CallRecorder(Plan):
     """Records which attention modules a pass calls, in order, and when they have computed their attention."""
 
-    def __init__(self, structure: StructureEvents) -> None:
-        super().__init__()
-        self.structure = structure
-        self.called: list[nn.Module] = []
+    structure: StructureEvents
+    called: list[nn.Module] = field(default_factory=list)
 
     def locate(self, module: nn.Module) -> AttentionLayer:
         self.called.append(module)

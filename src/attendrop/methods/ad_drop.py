@@ -368,8 +368,7 @@ class RecordedState(ADDropState):
             context.note("recorded", sum(known) / max(1, len(known)))
             if recorder.without_signal is not None:
                 context.note("without_signal", recorder.without_signal)
-            on_host: dict[str, Any] = {"origins": row_pass.origins, "sizes": row_pass.sizes}
-            plans.append(self.dropping(context, method.q, row_pass.candidates, **on_host))
+            plans.append(self.dropping(context, method.q, row_pass.candidates, spans=row_pass.known_spans))
         if not (drops and method.cross_tuning):  # with cross-tuning, the epochs that drop do not record
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
             plans.append(RecordingPlan(recorder, row_pass, lambda *given: region(*given).mask, keys))
@@ -474,18 +473,9 @@ class RowPass:
         found = _moved(unpack(bits.view(-1), (*shape[:-1], 8 * shape[-1])), by)[..., :width]
         return DroppedScores(found.flatten(0, 1), signal.flatten(0, 1), whole_rows, in_rows=True)
 
-    def origins(self, call: AttentionCall) -> Tensor | None:
-        """Return ``call.origins()``, by what the host knows of the rows; None if all are zero."""
-        if call.shape[2] != call.shape[3] and call.layer.kind != "cross":
-            return call.origins()
-        found = [(query, key) for query, _, key, _ in self.spans(call)]
-        return torch.tensor(found * len(call.layers)) if any(map(any, found)) else None
-
-    def sizes(self, call: AttentionCall) -> list[tuple[int, int]] | None:
-        """Return how many queries and keys of each sequence may be candidates, from its origin on, if that is known."""
-        if call.shape[2] != call.shape[3] and call.layer.kind != "cross":
-            return None
-        return [(queries, keys) for _, queries, _, keys in self.spans(call)]
+    def known_spans(self, call: AttentionCall) -> Spans | None:
+        """Return :meth:`spans`, outside of which nothing is a candidate; None where keys of a prefix come first."""
+        return self.spans(call) if call.shape[2] == call.shape[3] or call.layer.kind == "cross" else None
 
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call of a layer, or of several; read once for all of a kind and mask."""

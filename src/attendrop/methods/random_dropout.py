@@ -42,10 +42,7 @@ HIGHEST = 0.95
 _START = 0.6
 OWN = "own"
 # Final probability of each layer, by its number, in the predefined schedules.
-_ENDS: dict[str, Callable[[int], float]] = {
-    "qnli": lambda layer: 0.55 - 0.1 * min(layer, 3),
-    "cola": lambda layer: 0.9,
-}
+_ENDS: dict[str, Callable[[int], float]] = {"qnli": lambda layer: 0.55 - 0.1 * min(layer, 3), "cola": lambda layer: 0.9}
 
 
 @dataclass(frozen=True)

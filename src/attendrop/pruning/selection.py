@@ -239,11 +239,7 @@ def parse_selection(layers: str | int | Sequence[int], tolerance: float) -> Laye
 
 
 def prune_selected(
-    model: Any,
-    selection: LayerSelection,
-    harm: Sequence[float] | None,
-    judge: Judge,
-    tolerance: float,
+    model: Any, selection: LayerSelection, harm: Sequence[float] | None, judge: Judge, tolerance: float
 ) -> tuple[PrunedModel, list[Trial]]:
     """Decide which layers to prune, and prune them, see :func:`prune`; also return the trials of ``auto``.
 

@@ -138,11 +138,7 @@ def uniform(
 
 
 def normal(
-    key: SampleKey,
-    name: str,
-    shape: tuple[int, int, int, int],
-    origins: Tensor | None,
-    device: torch.device,
+    key: SampleKey, name: str, shape: tuple[int, int, int, int], origins: Tensor | None, device: torch.device
 ) -> Tensor:
     """Sample standard normal numbers, independently, keyed as :func:`sample_mask`; float32, within 4.4 of 0."""
     sampled: Tensor = torch.special.ndtri(uniform(key, name, shape, origins, device))
