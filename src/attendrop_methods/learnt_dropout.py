@@ -100,8 +100,7 @@ class OwnParameters(MethodState):
 class ValuePerLayer(OwnParameters):
     """State with one learnt number per selected attention layer; what logs and reports show begins with ``initial``.
 
-    Raises:
-        AttendropError: The number of training rows is unknown.
+    Raises AttendropError if the number of training rows is unknown.
     """
 
     note = "probability"  # name of the numbers in logs
@@ -302,8 +301,6 @@ def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
 
 
 class _ConcreteState(LearntProbabilities):
-    """State with the log-odds of the probabilities."""
-
     method: ConcreteDropout
 
     def plan(self, context: StepContext) -> Plan:
@@ -378,8 +375,6 @@ class ConcreteDropout(Method):
 
 
 class _BernoulliState(LearntProbabilities):
-    """State with the log-odds of the probabilities."""
-
     method: LearnableBernoulli
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:

@@ -177,8 +177,6 @@ class SAM(Method):
 
 
 class _L2SPState(MethodState):
-    """State with the pre-trained weights, by name."""
-
     method: L2SP
 
     def __init__(self, method: L2SP, training: TrainingContext) -> None:
@@ -258,8 +256,6 @@ _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-init
 
 
 class _Reinitializing(MethodState):
-    """State that re-initialises in the first step."""
-
     method: LayerReinit
     done = False
 

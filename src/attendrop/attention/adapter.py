@@ -128,11 +128,7 @@ class ModelAdapter:
 
     @property
     def blocks(self) -> list[Block]:
-        """Blocks that hold attention layers, in the order in which their modules first run; needs :meth:`trace`.
-
-        Raises:
-            AttendropError: The model's blocks cannot be distinguished.
-        """
+        """Blocks that hold attention layers, in the order of their first runs; AttendropError if they are not known."""
         by_module = {} if self._trace is None else self._trace.structure.blocks
         found = [block for blocks in by_module.values() for block in blocks if block.attention_layers]
         if len(found) != len({block.key for block in found}) or not found:
@@ -142,11 +138,8 @@ class ModelAdapter:
     def trace(self, batch: Mapping[str, Any]) -> list[AttentionLayer]:
         """Find the attention layers by running the model once on ``batch``, without gradients or traces of it.
 
-        The result is cached for batches with the same columns, for as long as the model's modules stay the same.
-
-        Raises:
-            AttendropError: The model does not pass keywords on to its attention layers, or some of its layers compute
-                their attention themselves.
+        The result is cached for batches with the same columns, for as long as the model's modules stay the same. Errors
+        are those of :func:`attendrop.attention.tracing.trace`.
         """
         cache = trace_cache(self.model)
         if cache is not self._cache:
@@ -175,9 +168,7 @@ class ModelAdapter:
     def bind(self, plan: Plan) -> Plan:
         """Give ``plan`` the attention layers and blocks of this model; required before a pass is run with it.
 
-        Raises:
-            AttendropError: The plan changes the embedded words, and the model embeds none; or the model was switched to
-                an attention implementation that is not supported.
+        Raises AttendropError if it changes words, and the model embeds none, or switched to unsupported attention.
         """
         self._follow_switches()
         assert self._trace is not None

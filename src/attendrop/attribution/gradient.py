@@ -105,10 +105,7 @@ def attention_attribution(
     """Attribute to attention weights by their own size, ``A``, in one forward pass over ``inputs``.
 
     Other arguments and what is returned are as for :func:`gradient_attribution`; an attribution is ``(batch, heads,
-    query, key)``.
-
-    Raises:
-        AttendropError: The weights are not finite.
+    query, key)``. Raises AttendropError if the weights are not finite.
     """
     kept, finite = dict[str, Any](), list[Tensor]()
     with torch.no_grad(), forked_rng(adapter.model):

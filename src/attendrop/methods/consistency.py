@@ -383,12 +383,7 @@ class SCAL(Method):
         loss = loss + self.adversarial * adversarial
         if self.contrast:
             assert copy.read is not None
-            first, second = (represent(context.model, read, context.batch) for read in (clean.read, copy.read))
-            labels = classes(context.model, outputs, context.batch)
-            mask = context.batch.get("attention_mask")
-            if mask is not None and mask.ndim == 3:  # questions may have more choices than others
-                first, second = (found[mask.flatten(0, 1).any(-1)] for found in (first, second))
-            contrast = contrastive_loss(first, second, labels, self.temperature)
+            contrast = contrastive_loss(context, outputs, (clean.read, copy.read), self.temperature)
             context.note("contrast", contrast)
             loss = loss + self.contrast * contrast
         return loss, outputs
@@ -455,26 +450,21 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
     return (read * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
-    """Return the class of each sequence, one of its own if it has no label; or None if sequences have no classes."""
-    labels: Tensor | None = batch.get("labels")
-    if labels is None or output_kind(model, outputs, batch) != CLASSES:
-        return None
-    ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
-    if labels.is_floating_point() or (ids is not None and ids.ndim != 2):  # or probabilities of the classes
-        return None
-    labels = labels.flatten()
-    return labels.where(labels != IGNORED, -1 - torch.arange(len(labels), device=labels.device))
+def contrastive_loss(context: StepContext, outputs: Any, reads: tuple[Tensor, Tensor], temperature: float) -> Tensor:
+    """Compute the supervised contrastive loss of what the head ``reads`` of each sequence and of its copy.
 
-
-def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
-    """Compute the supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
-
-    Without ``labels``, a class for each sequence, each sequence and its copy form a class.
+    A sequence without a label, or any where labels are not classes of sequences, has a class of its own.
     """
-    units = functional.normalize(torch.cat([clean, copies]), dim=-1)
-    labels = torch.arange(len(clean), device=clean.device) if labels is None else labels
-    labels = labels.repeat(2)
+    model, batch = context.model, context.batch
+    clean, copies = (represent(model, read, batch) for read in reads)
+    mask, ids, labels = (batch.get(name) for name in ("attention_mask", "input_ids", "labels"))
+    if mask is not None and mask.ndim == 3:  # questions may have more choices than others
+        clean, copies = (found[mask.flatten(0, 1).any(-1)] for found in (clean, copies))
+    own = torch.arange(len(clean), device=clean.device)
+    is_class = labels is not None and output_kind(model, outputs, batch) == CLASSES and not labels.is_floating_point()
+    if is_class and (ids is None or ids.ndim == 2):  # not the index of a choice, of ids (batch, choices, n)
+        own = labels.flatten().where(labels.flatten() != IGNORED, -1 - own)
+    units, labels = functional.normalize(torch.cat([clean, copies]), dim=-1), own.repeat(2)
     itself = torch.eye(len(units), dtype=torch.bool, device=units.device)
     similar = (units @ units.T / temperature).masked_fill(itself, -torch.inf)
     logs = functional.log_softmax(similar, -1).masked_fill(itself, 0)
