@@ -63,19 +63,12 @@ class _Attend(torch.autograd.Function):
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    number: Tensor,
-    place: str,
-    differentiable: bool,
-    *given: float | bool | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, number: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor]:
-    plan = Plan.running[int(number)]
+    plan, (place, differentiable, *options) = Plan.running[int(number)], given
     module = next(module for module in plan.modules if module.attendrop_place == place)
     leaves = [each.detach().requires_grad_(differentiable) for each in (query, key, value)]
-    kwargs = {name: value for name, value in zip(_PASSED_ON, given, strict=True) if value is not None}
+    kwargs = {name: value for name, value in zip(_PASSED_ON, options, strict=True) if value is not None}
     with _above_autograd(), torch.set_grad_enabled(differentiable):
         tensors = leaves[0], leaves[1], leaves[2], mask
         found = follow(plan, module, tensors, kwargs, eager=False)

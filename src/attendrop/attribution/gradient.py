@@ -17,7 +17,6 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, Plan
 from attendrop.attribution.finite_gradients import (
     NOT_FINITE,
-    all_finite,
     all_true,
     finite_gradients,
     first_finite,
@@ -26,7 +25,7 @@ from attendrop.attribution.finite_gradients import (
     upcast,
 )
 from attendrop.attribution.predictions import Forward, fix_target
-from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
+from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass
 from attendrop.errors import AttendropError
 from attendrop.support.models import Batch
 
@@ -54,7 +53,7 @@ def gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
     forward: Forward | None = None,
-    keep: Keep[Any] = keep_all,
+    keep: Keep[Any] = AttentionCall.split,
     draws: DropoutDraws | None = None,
 ) -> dict[str, Any]:
     """Compute gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022) in one backward pass.
@@ -99,7 +98,7 @@ def attention_attribution(
     inputs: Batch,
     attention_layers: Sequence[AttentionLayer],
     *,
-    keep: Keep[Any] = keep_all,
+    keep: Keep[Any] = AttentionCall.split,
     draws: DropoutDraws | None = None,
 ) -> dict[str, Any]:
     """Attribute to attention weights by their own size, ``A``, in one forward pass over ``inputs``.
@@ -143,7 +142,7 @@ def integrated_gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
     forward: Forward | None = None,
-    keep: Keep[Any] = keep_all,
+    keep: Keep[Any] = AttentionCall.split,
 ) -> dict[str, Any]:
     """Compute integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
 
@@ -173,7 +172,7 @@ def integrated_gradient_attribution(
             total: dict[str, Tensor] = {}
 
             def add(weight: float, call: AttentionCall, gradient: Tensor) -> None:
-                for layer, own in zip(call.layers, keep_all(call, gradient), strict=True):
+                for layer, own in zip(call.layers, call.split(gradient), strict=True):
                     key = layer.key
                     total[key] = total[key].add_(own, alpha=weight) if key in total else own * weight
 
@@ -182,7 +181,7 @@ def integrated_gradient_attribution(
                     plan = ScaledPlan(group, partial(add, weight), units, recorded=recorded, alpha=alpha)
                     with torch.enable_grad():
                         plan.differentiate(upcast(score(run(plan))).sum(), factor)
-            return total if all_finite(total.values()) else None
+            return total if all_true(map(is_finite, total.values())) else None
 
         integrals = first_finite(integral, adapter.model)
     return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key))[0] for key in [layer.key for layer in ran]}

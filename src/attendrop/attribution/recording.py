@@ -25,11 +25,6 @@ Keep = Callable[[AttentionCall, Tensor], Sequence[Kept]]
 Receive = Callable[[AttentionCall, Tensor], None]
 
 
-def keep_all(call: AttentionCall, attribution: Tensor) -> Sequence[Tensor]:
-    """Keep attributions as they are: a :data:`Keep`."""
-    return call.split(attribution)
-
-
 class SeenLayer(NamedTuple):
     """A layer of a pass: its call, the outputs of its heads or their gradient, and its values."""
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
-from attendrop.attribution.finite_gradients import all_finite
+from attendrop.attribution.finite_gradients import all_true, is_finite
 from attendrop.extend import (
     AttendropError,
     AttentionCall,
@@ -618,7 +618,7 @@ class SecondModel:
         if processes.world_size > 1:
             for gradient in gradients:
                 gradient.copy_(processes.total(gradient) / processes.world_size)
-        if self._loss_scale == 1 or all_finite(gradients):
+        if self._loss_scale == 1 or all_true(map(is_finite, gradients)):
             if self.training.max_grad_norm is not None:
                 clip_grad_norm_(self._trained, self.training.max_grad_norm)
             for ours, theirs in zip(self.optimizer.param_groups, self.first_optimizer.param_groups, strict=True):

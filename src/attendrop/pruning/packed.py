@@ -410,13 +410,7 @@ class PackedLayer(nn.Module):
         return _Tokens(layout.pack(hidden_states), layout, pairs)
 
     def _attend(
-        self,
-        parts: LayerParts,
-        read: Tensor,
-        layout: PaddedLayout,
-        rotary: tuple[Tensor, Tensor] | None,
-        *,
-        first: bool,
+        self, parts: LayerParts, read: Tensor, layout: PaddedLayout, rotary: tuple[Tensor, Tensor] | None, first: bool
     ) -> Tensor:
         """Compute the softmax of products for all tokens, in their layout, or the first ones, ``(batch, hidden)``."""
         queries, *others = parts.project(read, layout.first if first else lambda tokens: tokens)

@@ -17,7 +17,7 @@ from attendrop.attribution.finite_gradients import finite_gradients, gradients_o
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import LayerCounts, StepContext
-from attendrop.randomness.candidates import kept, layers_at_once
+from attendrop.randomness.candidates import at_once, kept
 from attendrop.randomness.device_path import on_cpu
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
@@ -127,7 +127,9 @@ class RandomMaskPlan(Plan):
         chosen = [layer for layer in self.context.adapter.attention_layers if layer.key in self.layer_keys]
         kind, like = call.layer.kind, self._alike(call.layer)
         alike = [layer for layer in chosen if layer.kind == kind and self._alike(layer) == like]
-        at_a_time = layers_at_once(math.prod(call.shape), len(alike), call.device)
+        # On a CPU all get their masks together, or none, since these stay in memory; 0: that of one is too large.
+        at_a_time = min(at_once(call.device) // max(1, math.prod(call.shape)), len(alike))
+        at_a_time = 0 if on_cpu(call.device) and at_a_time < len(alike) else at_a_time
         layers = alike[alike.index(call.layer) :][: max(1, at_a_time)]
         stack, names = call.stacked(layers), [layer.key for layer in layers]
         found = self._drops(self, stack)
