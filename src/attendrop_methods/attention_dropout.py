@@ -400,7 +400,8 @@ class _EDropoutState(MethodState):
         elif layer not in self.states:
             self.states[layer] = _uniform(key, f"{layer}/start", self.method.population, heads) < self.method.p
         states, method = self.states[layer], self.method
-        if layer not in self.challengers:  # mutate and cross the states, with the same three others in all layers
+        if layer not in self.challengers:  # mutate and cross the states
+            # The same three others in all layers, in a separate random order for each state.
             ranks = _uniform(key, "others", len(states), len(states)).fill_diagonal_(2.0)
             first, second, third = states[ranks.argsort(stable=True)[:, :3]].unbind(1)
             changes = (second != third) & (_uniform(key, f"{layer}/mutation", *states.shape) < method.mutation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,6 @@ from attendrop.extend import (
     unit_interval,
     upcast,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class OwnParameters(MethodState):
@@ -212,12 +209,7 @@ class AntitheticPlan(RandomMaskPlan):
     """
 
     def __init__(
-        self,
-        method: Method,
-        context: StepContext,
-        keys: Collection[str],
-        learnt: Mapping[str, Tensor],
-        antithetic: bool,
+        self, method: Any, context: StepContext, keys: Collection[str], learnt: Mapping[str, Tensor], antithetic: bool
     ) -> None:
         super().__init__(method, context, keys=keys)
         self.learnt, self.antithetic = learnt, antithetic
