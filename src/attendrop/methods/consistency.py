@@ -450,21 +450,28 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
     return (read * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
+def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
+    """Return the class of each sequence, one of its own if it has no label; or None if sequences have no classes."""
+    labels: Tensor | None = batch.get("labels")
+    if labels is None or output_kind(model, outputs, batch) != CLASSES:
+        return None
+    ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
+    if labels.is_floating_point() or (ids is not None and ids.ndim != 2):  # or probabilities of the classes
+        return None
+    labels = labels.flatten()
+    return labels.where(labels != IGNORED, -1 - torch.arange(len(labels), device=labels.device))
+
+
 def contrastive_loss(context: StepContext, outputs: Any, reads: tuple[Tensor, Tensor], temperature: float) -> Tensor:
     """Compute the supervised contrastive loss of what the head ``reads`` of each sequence and of its copy.
 
-    A sequence without a label, or any where labels are not classes of sequences, has a class of its own.
+    Where sequences have no :func:`classes`, each sequence and its copy form one.
     """
-    model, batch = context.model, context.batch
-    clean, copies = (represent(model, read, batch) for read in reads)
-    mask, ids, labels = (batch.get(name) for name in ("attention_mask", "input_ids", "labels"))
+    clean, copies = (represent(context.model, read, context.batch) for read in reads)
+    labels, mask = classes(context.model, outputs, context.batch), context.batch.get("attention_mask")
     if mask is not None and mask.ndim == 3:  # questions may have more choices than others
         clean, copies = (found[mask.flatten(0, 1).any(-1)] for found in (clean, copies))
-    own = torch.arange(len(clean), device=clean.device)
-    is_class = labels is not None and output_kind(model, outputs, batch) == CLASSES and not labels.is_floating_point()
-    if is_class and (ids is None or ids.ndim == 2):  # not the index of a choice, of ids (batch, choices, n)
-        own = labels.flatten().where(labels.flatten() != IGNORED, -1 - own)
-    labels = own.repeat(2)
+    labels = (torch.arange(len(clean), device=clean.device) if labels is None else labels).repeat(2)
     units = functional.normalize(torch.cat([clean, copies]), dim=-1)
     itself = torch.eye(len(units), dtype=torch.bool, device=units.device)
     similar = (units @ units.T / temperature).masked_fill(itself, -torch.inf)
