@@ -303,10 +303,6 @@ class HeadMask(Method):
     select_by: str = option("random", choice("random", "importance"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def count(self, heads: int) -> int:
-        """Return the number of masked heads, given the number of heads."""
-        return min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction))))
-
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.selected_layers(context.adapter.attention_layers)
         importance: dict[str, Tensor] = {}
@@ -314,10 +310,11 @@ class HeadMask(Method):
             importance = head_importance(context.adapter, context.batch, attention_layers, context.run_loss)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            found = importance.get(call.layer.key)
+            found, heads = importance.get(call.layer.key), call.shape[1]
             values = plan.uniform_heads(call) if found is None else found[..., None, None]
             ranks = values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-            return plan.without_heads(call, ranks < self.count(call.shape[1]))
+            most = int(floor_fraction(torch.tensor(heads), self.fraction))
+            return plan.without_heads(call, ranks < min(heads - 1, max(1, most)))
 
         return RandomMaskPlan(self, context, make, {layer.key for layer in attention_layers})
 
@@ -357,22 +354,17 @@ class AlphaDropout(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        scale, shift = affine(self.p)
+        q = 1 - self.p
+        scale = (q + SATURATED**2 * q * (1 - q)) ** -0.5
+        shift = -scale * (1 - q) * SATURATED
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
-            sample = partial(plan.sample_hidden, self.p, call)
-            return plan.without_units(
-                call, sample, lambda hidden, drop: hidden.masked_fill(drop, SATURATED) * scale + shift
-            )
+            def act(hidden: Tensor, drop: Tensor) -> Tensor:
+                return hidden.masked_fill(drop, SATURATED) * scale + shift
+
+            return plan.without_units(call, partial(plan.sample_hidden, self.p, call), act)
 
         return RandomMaskPlan(self, context, make)
-
-
-def affine(p: float) -> tuple[float, float]:
-    """Return ``a`` and ``b``, which preserve mean 0 and variance 1 for drop probability ``p``."""
-    q = 1 - p
-    scale = (q + SATURATED**2 * q * (1 - q)) ** -0.5
-    return scale, -scale * (1 - q) * SATURATED
 
 
 class _EDropoutState(MethodState):
@@ -407,9 +399,15 @@ class _EDropoutState(MethodState):
             self.states[layer] = known.repeat(self.method.population, 1)
         elif layer not in self.states:
             self.states[layer] = _uniform(key, f"{layer}/start", self.method.population, heads) < self.method.p
-        if layer not in self.challengers:
-            self.challengers[layer] = self._challengers(key, layer)
-        return torch.cat([self.states[layer], self.challengers[layer]])[number]
+        states, method = self.states[layer], self.method
+        if layer not in self.challengers:  # mutate and cross the states
+            # The same three others in all layers, in a separate random order for each state.
+            ranks = _uniform(key, "others", len(states), len(states)).fill_diagonal_(2.0)
+            first, second, third = states[ranks.argsort(stable=True)[:, :3]].unbind(1)
+            changes = (second != third) & (_uniform(key, f"{layer}/mutation", *states.shape) < method.mutation)
+            crossed = _uniform(key, f"{layer}/crossover", *states.shape) < method.crossover
+            self.challengers[layer] = torch.where(crossed, first ^ changes, states)
+        return torch.cat([states, self.challengers[layer]])[number]
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if self.energies is None:
@@ -452,17 +450,6 @@ class _EDropoutState(MethodState):
             return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
 
         return RandomMaskPlan(self.method, context, make)
-
-    def _challengers(self, key: SampleKey, layer: str) -> Tensor:
-        """Mutate and cross the states, ``(population, heads)``."""
-        method, states = self.method, self.states[layer]
-        number, heads = states.shape
-        # The same three others in all layers, in a separate random order for each state.
-        ranks = _uniform(key, "others", number, number).fill_diagonal_(2.0)
-        first, second, third = states[ranks.argsort(stable=True)[:, :3]].unbind(1)
-        changes = (second != third) & (_uniform(key, f"{layer}/mutation", number, heads) < method.mutation)
-        crossed = _uniform(key, f"{layer}/crossover", number, heads) < method.crossover
-        return torch.where(crossed, first ^ changes, states)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -166,15 +166,12 @@ class SMART(Method):
         delta = words["noise"]
         for _ in range(self.steps):
             divergence = divergence_with(delta.requires_grad_())
-            delta = self._ascended(delta, loss_gradients(divergence, {"words": delta}, context.model)["words"])
+            gradient = loss_gradients(divergence, {"words": delta}, context.model)["words"]
+            largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
+            delta = (delta.detach() + self.step_size * gradient / largest).clamp(-self.epsilon, self.epsilon)
         divergence = divergence_with(delta)
         context.note("divergence", divergence)
         return loss + self.weight * divergence, outputs
-
-    def _ascended(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """Take one step along the gradient of the divergence, ``(batch, n, width)``, within the limits."""
-        largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
-        return (delta.detach() + self.step_size * gradient / largest).clamp(-self.epsilon, self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -235,14 +232,17 @@ class TokenCutoff(Method):
 
     def cut(self, context: StepContext, view: int) -> Plan:
         """Return the plan of a view, given its number."""
-        if self.unit != "features":
-            return _CutTokens(context, partial(self._sample, context, view))
 
-        def change(embedded: Tensor, _: Tensor) -> Tensor:
+        def without_features(embedded: Tensor, _: Tensor) -> Tensor:
             features = torch.ones_like(embedded[:, 0], dtype=torch.bool)
             return embedded.masked_fill(self._sample(context, view, features)[:, None], 0)
 
-        return WordPlan(context, change)
+        def without_tokens(embedded: Tensor, valid: Tensor) -> Tensor:
+            plan.cut = self._sample(context, view, valid)
+            return embedded.masked_fill(plan.cut[..., None], 0)
+
+        plan = _CutTokens(context, without_tokens)
+        return WordPlan(context, without_features) if self.unit == "features" else plan
 
     def _sample(self, context: StepContext, view: int, among: Tensor) -> Tensor:
         """Sample what to cut ``among`` the tokens, or features, of each sequence, ``(batch, n)``."""
@@ -257,12 +257,9 @@ class TokenCutoff(Method):
 
 
 class _CutTokens(WordPlan):
-    """Plan that cuts the tokens that ``sample`` chooses among the valid ones, ``(batch, n)``."""
+    """Plan in which no token attends to those that were ``cut``, ``(batch, n)``, when the words were embedded."""
 
-    def __init__(self, context: StepContext, sample: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(context, self._cut)
-        self.sample = sample
-        self.cut: Tensor | None = None
+    cut: Tensor | None = None
 
     def wants(self, layer: AttentionLayer) -> bool:
         kinds = {other.kind for other in self.context.adapter.attention_layers}
@@ -270,10 +267,6 @@ class _CutTokens(WordPlan):
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         return AttentionEdit(drop=None if self.cut is None else self.cut[:, None, None])
-
-    def _cut(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        self.cut = self.sample(valid)
-        return embedded.masked_fill(self.cut[..., None], 0)
 
 
 def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from attendrop.extend import (
     AttendropError,
     AttentionCall,
     AttentionEdit,
-    AttentionLayer,
     Batch,
     ComputeLoss,
     Method,
@@ -45,9 +45,6 @@ from attendrop.extend import (
     upcast,
 )
 
-if TYPE_CHECKING:
-    from attendrop.extend import ModelAdapter
-
 
 class OwnParameters(MethodState):
     """State with parameters that the gradient of the training loss reaches, and their Adam optimizer.
@@ -55,10 +52,11 @@ class OwnParameters(MethodState):
     Both come with :meth:`create`. ``loss_scale`` is the factor by which gradients are multiplied under float16.
     """
 
+    method: Any
+
     def __init__(self, method: Any, training: TrainingContext) -> None:
         super().__init__(method)
         self.training = training
-        self.learning_rate: float = method.learning_rate
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss_scale = 1.0
@@ -67,7 +65,7 @@ class OwnParameters(MethodState):
         """Create the parameters, with these values, and their optimizer."""
         device = next(self.training.model.parameters()).device
         self.parameters = {name: nn.Parameter(value.to(device, copy=True)) for name, value in initial.items()}
-        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=self.learning_rate)
+        self.optimizer = torch.optim.Adam(self.parameters.values(), lr=self.method.learning_rate)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         found = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
@@ -97,17 +95,18 @@ class OwnParameters(MethodState):
 
 
 class ValuePerLayer(OwnParameters):
-    """State with one learnt number per selected attention layer, ``initial`` at the first pass; logged as ``note``.
+    """State with one learnt number per selected attention layer; what logs and reports show begins with ``initial``.
 
-    Raises:
-        AttendropError: The number of training rows is unknown.
+    Raises AttendropError if the number of training rows is unknown.
     """
 
-    note = "probability"
+    note = "probability"  # name of the numbers in logs
+    reported: Any = torch.sigmoid  # from the numbers to what logs and reports show
+    learnt_from: Any = torch.logit  # its inverse
 
-    def __init__(self, method: Any, training: TrainingContext, initial: Tensor) -> None:
+    def __init__(self, method: Any, training: TrainingContext, initial: float) -> None:
         super().__init__(method, training)
-        self.initial = initial
+        self.initial = self.learnt_from(torch.tensor(initial, dtype=torch.float64))
         data: Any = training.train_data
         self.num_train_rows = method.num_train_rows or (len(data) if hasattr(data, "__len__") else 0)
         if not self.num_train_rows:
@@ -122,27 +121,15 @@ class ValuePerLayer(OwnParameters):
         """The learnt numbers, ``(layers,)``."""
         return self.parameters["values"]
 
-    def by_layer(self) -> dict[str, Tensor]:
-        """Return the learnt numbers by the key of their layer."""
-        return dict(zip(self.keys, self.values, strict=True)) if self.keys else {}
-
-    def reported(self, values: Tensor) -> Tensor:
-        """Convert the learnt numbers to what logs and reports show."""
-        raise NotImplementedError
-
-    def learnt_from(self, reported: Tensor) -> Tensor:
-        """Convert reported numbers back."""
-        raise NotImplementedError
-
-    def begin(self, context: StepContext) -> Sequence[AttentionLayer]:
-        """Return the selected layers; the first call creates their numbers."""
-        attention_layers = self.method.selected_layers(context.adapter.attention_layers)
+    def begin(self, context: StepContext) -> dict[str, Tensor]:
+        """Return the learnt numbers by the key of their layer; the first call creates them."""
         if self.optimizer is None:
-            self._create([layer.key for layer in attention_layers], self.initial.repeat(len(attention_layers)))
+            self.keys = [layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)]
+            self.create({"values": self.initial.repeat(len(self.keys)).float()})
         self.loss_scale = context.loss_scale
         for key, value in zip(self.keys, self.reported(self.values.detach()), strict=True):
             context.note(f"{self.note}/{key}", value)
-        return attention_layers
+        return dict(zip(self.keys, self.values, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "layers": self.keys} if self.keys else {}
@@ -159,93 +146,60 @@ class ValuePerLayer(OwnParameters):
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         learnt: Mapping[str, float] = metrics.get(self.method.source, {})
         if learnt:
-            self._create(list(learnt), self.learnt_from(torch.tensor(list(learnt.values()), dtype=torch.float64)))
-
-    def _create(self, keys: list[str], values: Tensor) -> None:
-        self.keys = keys
-        self.create({"values": values.float()})
+            self.keys = list(learnt)
+            values = torch.tensor(list(learnt.values()), dtype=torch.float64)
+            self.create({"values": self.learnt_from(values).float()})
 
 
 class LearntProbabilities(ValuePerLayer):
     """State with the log-odds of a drop probability per layer, and the penalty of ConcreteDropout."""
 
-    method: Any
-
     def __init__(self, method: Any, training: TrainingContext) -> None:
-        super().__init__(method, training, torch.logit(torch.tensor(method.p, dtype=torch.float64)))
+        super().__init__(method, training, method.p)
         self._projections: dict[str, ValueProjection] = {}
 
-    def reported(self, values: Tensor) -> Tensor:
-        return values.sigmoid()
-
-    def learnt_from(self, reported: Tensor) -> Tensor:
-        return torch.logit(reported)
-
-    def begin(self, context: StepContext) -> Sequence[AttentionLayer]:
-        attention_layers = super().begin(context)
+    def begin(self, context: StepContext) -> dict[str, Tensor]:
+        found, adapter = super().begin(context), context.adapter
         if not self._projections:
-            self._projections = value_projections(context.adapter, attention_layers)
-        return attention_layers
+            names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
+            inputs = {key: modules for block in adapter.blocks for key, modules in block.input_projections.items()}
+            for layer in self.method.selected_layers(adapter.attention_layers):
+                projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
+                if projection is None:
+                    raise AttendropError(
+                        f"The value projection of {layer.name} cannot be found; choose other layers, or another method."
+                    )
+                self._projections[layer.key] = projection
+        return found
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
         total = torch.zeros((), device=self.values.device)
-        for key, logit in self.by_layer().items():
-            weight = self._projections[key].weight()
-            norm = upcast(weight).square().sum() / (2 * torch.sigmoid(-logit))
-            total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
+        for key, logit in zip(self.keys, self.values, strict=True):
+            norm = upcast(self._projections[key].weight()).square().sum() / (2 * torch.sigmoid(-logit))
+            entropy = -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
+            total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy
         return total / self.num_train_rows
 
 
-def own_parameter_rules(name: str) -> tuple[Rule, ...]:
-    """Return the rules of a method whose own parameters belong to the weights of one model."""
-    return (
-        Rule(name, SECOND_MODEL, "The probabilities belong to one model, but two are trained."),
-        Rule(
-            name,
-            EXCHANGES_WEIGHTS,
-            "The model's weights are replaced during training, but the learnt probabilities are not.",
-        ),
-    )
-
-
-def probability_rules(name: str) -> tuple[Rule, ...]:
-    """Return the rules of a method with learnt probabilities and the penalty of their prior."""
-    return (
-        *own_parameter_rules(name),
-        Rule(
-            name,
-            SKIPS_BLOCKS,
+def own_parameter_rules(name: str, *, penalised: bool = False) -> tuple[Rule, ...]:
+    """Return the rules of a method whose own parameters belong to the weights of one model, perhaps by a penalty."""
+    reasons = {
+        SECOND_MODEL: "The probabilities belong to one model, but two are trained.",
+        EXCHANGES_WEIGHTS: "The model's weights are replaced during training, but the learnt probabilities are not.",
+    }
+    if penalised:
+        reasons[SKIPS_BLOCKS] = (
             "The penalty uses the weights of every block, including skipped ones, whose dropout is not applied and "
-            "whose gradients DDP cannot reduce.",
-        ),
-    )
-
-
-def entropy(logit: Tensor) -> Tensor:
-    """Compute the entropy, in nats, of a Bernoulli variable with the given log-odds."""
-    return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
-
-
-def value_projections(adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]) -> dict[str, ValueProjection]:
-    """Find the value projection of each attention layer, by the layer's key."""
-    names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
-    inputs = {key: modules for block in adapter.blocks for key, modules in block.input_projections.items()}
-    found: dict[str, ValueProjection] = {}
-    for layer in attention_layers:
-        projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
-        if projection is None:
-            raise AttendropError(
-                f"The value projection of {layer.name} cannot be found; choose other layers, or another method."
-            )
-        found[layer.key] = projection
-    return found
+            "whose gradients DDP cannot reduce."
+        )
+    return tuple(Rule(name, other, reason) for other, reason in reasons.items())
 
 
 class AntitheticPlan(RandomMaskPlan):
     """Plan that drops attention weights by ``u < p`` or, in the antithetic pass, by ``1 - u < p`` (Yin and Zhou, 2019).
 
-    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``keys`` are the keys
-    of the layers to act on, or map them to their log-odds; a subclass may compute these in :meth:`log_odds`.
+    Kept weights are divided by ``1 - p``, through which a gradient reaches the log-odds of ``p``. ``learnt`` are those
+    of the layers with these ``keys``, or what a subclass computes them from in :meth:`log_odds`.
 
     Attributes:
         scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
@@ -255,18 +209,16 @@ class AntitheticPlan(RandomMaskPlan):
     """
 
     def __init__(
-        self, method: Method, context: StepContext, keys: Collection[str] | Mapping[str, Tensor], *, antithetic: bool
+        self, method: Any, context: StepContext, keys: Collection[str], learnt: Mapping[str, Tensor], antithetic: bool
     ) -> None:
         super().__init__(method, context, keys=keys)
-        self.antithetic = antithetic
+        self.learnt, self.antithetic = learnt, antithetic
         self.scores: dict[str, Tensor] = {}
         self.queries: dict[str, Tensor] = {}
 
     def log_odds(self, key: str) -> Tensor:
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
-        assert isinstance(self.layer_keys, Mapping)
-        found: Tensor = self.layer_keys[key]
-        return found
+        return self.learnt[key]
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         key, sampled = call.layer.key, self.uniform(call)
@@ -325,43 +277,26 @@ def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
     real = torch.ones(size, 1, length, 1, dtype=torch.bool, device=call.device)
     if rows is not None:
         real = real & rows.any(1, keepdim=True)
-    mask: Tensor | None = batch.get("attention_mask")
+    mask, labels, targets = (batch.get(name) for name in ("attention_mask", "labels", "decoder_attention_mask"))
     if mask is not None and mask.ndim == 3 and mask.shape[:2].numel() == size:  # (rows, choices, tokens)
         real = real & mask.bool().any(-1).view(-1, 1, 1, 1)
-    targets = None if call.layer.kind == "encoder" else real_targets(batch)
-    if targets is not None and targets.shape == (size, length):
-        real = real & targets[:, None, :, None]
+    if call.layer.kind != "encoder" and targets is None:
+        # Models shift the labels to get the inputs of a decoder or, without token labels, the encoder's inputs (BART as
+        # a classifier). Positions of a decoder change nothing before them, so only those after the last are padding.
+        marked = None if mask is None or mask.ndim != 2 or "decoder_input_ids" in batch else mask.bool()
+        if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+            marked = labels != -100
+        targets = None if marked is None else marked.flip(-1).cumsum(-1).flip(-1) > 0
+    if call.layer.kind != "encoder" and targets is not None and targets.shape == (size, length):
+        real = real & targets.bool()[:, None, :, None]
     return real
 
 
-def real_targets(batch: Batch) -> Tensor | None:
-    """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if this cannot be seen from the batch.
-
-    Models shift the labels to get these inputs or, without token labels, the encoder's inputs (BART as a classifier).
-    """
-    mask: Tensor | None = batch.get("decoder_attention_mask")
-    if mask is not None:
-        return mask.bool()
-    labels: Tensor | None = batch.get("labels")
-    if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
-        return up_to_last(labels != -100)
-    mask = batch.get("attention_mask")
-    return None if mask is None or mask.ndim != 2 or "decoder_input_ids" in batch else up_to_last(mask.bool())
-
-
-def up_to_last(marked: Tensor) -> Tensor:
-    """Mark the positions up to the last marked one in each row; later ones of a decoder change nothing before them."""
-    return marked.flip(-1).cumsum(-1).flip(-1) > 0
-
-
 class _ConcreteState(LearntProbabilities):
-    """State with the log-odds of the probabilities."""
-
     method: ConcreteDropout
 
     def plan(self, context: StepContext) -> Plan:
-        self.begin(context)
-        logits = self.by_layer()
+        logits = self.begin(context)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             uniform, logit = plan.uniform(call), logits[call.layer.key]
@@ -416,7 +351,7 @@ class ConcreteDropout(Method):
         link="https://arxiv.org/abs/1705.07832",
         acts_on=("weights", "loss"),
         state="a probability for each layer, and its optimizer",
-        rules=probability_rules("concrete-dropout"),
+        rules=own_parameter_rules("concrete-dropout", penalised=True),
         reads_weights=True,
         needs_loss_scale=True,
     )
@@ -432,18 +367,12 @@ class ConcreteDropout(Method):
 
 
 class _BernoulliState(LearntProbabilities):
-    """State with the log-odds of the probabilities."""
-
     method: LearnableBernoulli
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        self.begin(context)
-        log_odds = self.by_layer()
-        loss, outputs, _ = with_antithetic_pass(
-            context,
-            compute_loss,
-            lambda antithetic: AntitheticPlan(self.method, context, log_odds, antithetic=antithetic),
-        )
+        log_odds = self.begin(context)
+        make_plan = partial(AntitheticPlan, self.method, context, log_odds.keys(), log_odds)
+        loss, outputs, _ = with_antithetic_pass(context, compute_loss, make_plan)
         return loss + self.penalty(context, outputs), outputs
 
 
@@ -479,7 +408,7 @@ class LearnableBernoulli(Method):
         acts_on=("weights", "loss"),
         forward="2",
         state="a probability for each layer, and its optimizer",
-        rules=probability_rules("learnable-bernoulli"),
+        rules=own_parameter_rules("learnable-bernoulli", penalised=True),
         reads_weights=True,
         needs_loss_scale=True,
     )
@@ -498,19 +427,13 @@ class _VariationalState(ValuePerLayer):
 
     method: VariationalDropout
     note = "variance"
+    reported, learnt_from = torch.exp, torch.log
 
     def __init__(self, method: VariationalDropout, training: TrainingContext) -> None:
-        super().__init__(method, training, torch.tensor(method.alpha, dtype=torch.float64).log())
-
-    def reported(self, values: Tensor) -> Tensor:
-        return values.exp()
-
-    def learnt_from(self, reported: Tensor) -> Tensor:
-        return reported.log()
+        super().__init__(method, training, method.alpha)
 
     def plan(self, context: StepContext) -> Plan:
-        self.begin(context)
-        logs = self.by_layer()
+        logs = self.begin(context)
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
             key = call.layer.key
@@ -595,11 +518,8 @@ class _NetworksState(OwnParameters):
         if self.optimizer is None:
             self._create(context, keys)
         self.loss_scale = context.loss_scale
-        loss, outputs, plan = with_antithetic_pass(
-            context,
-            compute_loss,
-            lambda antithetic: _NetworksPlan(method, context, keys, self.parameters, antithetic=antithetic),
-        )
+        make_plan = partial(_NetworksPlan, method, context, keys, self.parameters)
+        loss, outputs, plan = with_antithetic_pass(context, compute_loss, make_plan)
         shares = row_shares(context.model, outputs, context.batch)
         for key, queries in plan.queries.items():
             log_odds, prior = plan.log_odds(key), self.parameters[f"{key}/prior"]
@@ -698,47 +618,31 @@ class ContextualDropout(Method):
 class _NetworksPlan(AntitheticPlan):
     """Plan that drops with the probabilities that the networks compute, given their parameters by name."""
 
-    def __init__(
-        self,
-        method: Method,
-        context: StepContext,
-        keys: set[str],
-        parameters: Mapping[str, Tensor],
-        *,
-        antithetic: bool,
-    ) -> None:
-        super().__init__(method, context, keys, antithetic=antithetic)
-        self.parameters = parameters
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.contexts: dict[str, Tensor] = {}
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         def read(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            self.contexts[call.layer.key] = mean_values(call, value.detach())
+            """Keep the normalised mean of the values over the valid keys of each query, or of all, if all are."""
+            values = upcast(value.detach()).transpose(1, 2).flatten(2)
+            valid = torch.ones(1, 1, call.shape[3], device=call.device) if call.valid is None else call.valid.any(1)
+            with torch.autocast(value.device.type, enabled=False):
+                mean = valid.to(values.dtype) @ values / valid.sum(-1, keepdim=True).clamp(min=1)
+            mean = mean.float()
+            self.contexts[call.layer.key] = functional.layer_norm(mean, mean.shape[-1:])  # (batch, query or 1, width)
             return query, key, value
 
         return replace(super().make(call), inputs=read)
 
     def log_odds(self, key: str) -> Tensor:
         first, bias, second, second_bias = (
-            self.parameters[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
+            self.learnt[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
         )
         context = self.contexts[key]
         with torch.autocast(context.device.type, enabled=False):  # both within the model and after its pass
             hidden = functional.leaky_relu(functional.linear(context, first, bias))
             return functional.linear(hidden, second, second_bias).transpose(1, 2)
-
-
-def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
-    """Compute the normalised mean of ``value``, ``(batch, heads, key, dim)``, over the valid keys of each query.
-
-    It is ``(batch, query, width)``; ``(batch, 1, width)`` if all keys are valid.
-    """
-    value = upcast(value).transpose(1, 2).flatten(2)
-    valid = torch.ones(1, 1, value.shape[1], device=value.device) if call.valid is None else call.valid.any(1)
-    with torch.autocast(value.device.type, enabled=False):
-        mean = valid.to(value.dtype) @ value / valid.sum(-1, keepdim=True).clamp(min=1)
-    mean = mean.float()
-    return functional.layer_norm(mean, mean.shape[-1:])
 
 
 def query_weights(queries: Tensor, shares: Tensor) -> Tensor:

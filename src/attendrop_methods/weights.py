@@ -109,7 +109,12 @@ class _SAMState(MethodState):
         self.perturbation = {}
         with forked_rng(context.model):
             loss, _ = compute_loss(context.batch)
-        held = [self._ascent(context.model, upcast(loss))]
+        weights = {name: weight for name, weight in context.model.named_parameters() if weight.requires_grad}
+        gradients = loss_gradients(upcast(loss), weights, context.model)
+        norms = torch.stack([gradient.norm() for gradient in gradients.values()])
+        scale = self.method.rho / norms.norm().clamp(min=torch.finfo(norms.dtype).tiny)
+        held = [{weights[name]: (scale * g).to(weights[name].dtype) for name, g in gradients.items()}]
+        del gradients  # before the second pass takes its memory
         self.perturbation = held[0]
         perturbed, outputs = compute_loss(context.batch)
         self.perturbation = {}
@@ -130,14 +135,6 @@ class _SAMState(MethodState):
     def close(self) -> None:
         self._override.close()
         self.perturbation = {}
-
-    def _ascent(self, model: nn.Module, loss: Tensor) -> dict[nn.Parameter, Tensor]:
-        """Compute the perturbation of each parameter."""
-        weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        gradients = loss_gradients(loss, weights, model)
-        norms = torch.stack([gradient.norm() for gradient in gradients.values()])
-        scale = self.method.rho / norms.norm().clamp(min=torch.finfo(norms.dtype).tiny)
-        return {weights[name]: (scale * g).to(weights[name].dtype) for name, g in gradients.items()}
 
     def _perturbed(self, weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         return {name: w + self.perturbation[w] if w in self.perturbation else w for name, w in weights.items()}
@@ -180,8 +177,6 @@ class SAM(Method):
 
 
 class _L2SPState(MethodState):
-    """State with the pre-trained weights, by name."""
-
     method: L2SP
 
     def __init__(self, method: L2SP, training: TrainingContext) -> None:
@@ -261,13 +256,8 @@ _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-init
 
 
 class _Reinitializing(MethodState):
-    """State that re-initialises in the first step."""
-
     method: LayerReinit
-
-    def __init__(self, method: LayerReinit, training: TrainingContext) -> None:
-        super().__init__(method)
-        self.done = False
+    done = False
 
     def batch(self, context: StepContext) -> Batch:
         if context.key.step == 0 and not self.done:
@@ -327,7 +317,17 @@ class LayerReinit(Method):
     def reinitialize(self, adapter: ModelAdapter, seed: int) -> None:
         """Re-initialise the chosen modules of a traced model: the same weights for the same seed."""
         model = adapter.model
-        chosen = top_blocks(adapter, self.layers)
+        kinds = {block.attention_layers[0].kind for block in adapter.blocks}
+        kind = "decoder" if "decoder" in kinds else "encoder"
+        blocks = [block.module for block in adapter.blocks if block.attention_layers[0].kind == kind]
+        if len(set(blocks)) < len(blocks):
+            raise AttendropError(
+                f"{type(model).__name__} shares its layers, so the top ones have no weights of their own; use another "
+                "model."
+            )
+        if self.layers > len(blocks):
+            raise AttendropError(f"layers={self.layers} of a model with {len(blocks)}; choose at most as many.")
+        chosen = blocks[-self.layers :]
         names = {module: name for name, module in model.named_modules()}
         poolers = {name: module for module, name in names.items() if name.rpartition(".")[2] == "pooler"}
         if self.pooler and poolers:  # a head's own is new in any case
@@ -341,21 +341,6 @@ class LayerReinit(Method):
                 )
             fresh = initialized_copy(model, names[module], SampleKey(seed, 0, 0, 1).seeds(names[module], 1)[0])
             module.load_state_dict(fresh.state_dict())
-
-
-def top_blocks(adapter: ModelAdapter, number: int) -> list[nn.Module]:
-    """Return the last blocks of the decoder, or else of the encoder; AttendropError if there are fewer, or shared."""
-    kinds = {block.attention_layers[0].kind for block in adapter.blocks}
-    kind = "decoder" if "decoder" in kinds else "encoder"
-    modules = [block.module for block in adapter.blocks if block.attention_layers[0].kind == kind]
-    if len(set(modules)) < len(modules):
-        raise AttendropError(
-            f"{type(adapter.model).__name__} shares its layers, so the top ones have no weights of their own; use "
-            "another model."
-        )
-    if number > len(modules):
-        raise AttendropError(f"layers={number} of a model with {len(modules)}; choose at most as many.")
-    return modules[-number:]
 
 
 def initialized_copy(model: nn.Module, name: str, seed: int) -> nn.Module:

@@ -139,12 +139,12 @@ def test_a_row_of_which_less_is_seen_than_was_recorded_is_uniform_where_it_is_dr
     assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-6)
 
 
-def test_the_sizes_of_rows_are_not_known_where_keys_of_a_prefix_come_first() -> None:
+def test_the_spans_of_rows_are_not_known_where_keys_of_a_prefix_come_first() -> None:
     calls = [
         AttentionCall(AttentionLayer("", "decoder", 0), (1, 2, 3, keys), None, torch.device("cpu")) for keys in (3, 5)
     ]
-    sizes = [RowPass({}, [0], hidden=False).sizes(call) for call in calls]
-    assert sizes == [[(3, 3)], None]
+    spans = [RowPass({}, [0], hidden=False).known_spans(call) for call in calls]
+    assert spans == [[(0, 3, 0, 3)], None]
 
 
 def test_a_row_is_known_wherever_it_comes_next() -> None:

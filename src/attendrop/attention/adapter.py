@@ -19,10 +19,8 @@ from attendrop.attention.interface import (
     attention_configs,
     check_implementations,
     implementation_of,
-    is_routed,
-    refuse_reentrant_checkpointing,
-    restore,
     route,
+    use_implementation,
 )
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.own_softmax import computes_softmax, follow
@@ -111,7 +109,7 @@ class ModelAdapter:
         in_use = {id(config) for other in _ATTACHED for config in other.configs}
         for config in self.configs:
             if id(config) not in in_use:
-                restore(config)
+                use_implementation(config, implementation_of(config))
         self._attached = False
 
     def __enter__(self) -> Self:
@@ -130,11 +128,7 @@ class ModelAdapter:
 
     @property
     def blocks(self) -> list[Block]:
-        """Blocks that hold attention layers, in the order in which their modules first run; needs :meth:`trace`.
-
-        Raises:
-            AttendropError: The model's blocks cannot be distinguished.
-        """
+        """Blocks that hold attention layers, in the order of their first runs; AttendropError if they are not known."""
         by_module = {} if self._trace is None else self._trace.structure.blocks
         found = [block for blocks in by_module.values() for block in blocks if block.attention_layers]
         if len(found) != len({block.key for block in found}) or not found:
@@ -144,11 +138,8 @@ class ModelAdapter:
     def trace(self, batch: Mapping[str, Any]) -> list[AttentionLayer]:
         """Find the attention layers by running the model once on ``batch``, without gradients or traces of it.
 
-        The result is cached for batches with the same columns, for as long as the model's modules stay the same.
-
-        Raises:
-            AttendropError: The model does not pass keywords on to its attention layers, or some of its layers compute
-                their attention themselves.
+        The result is cached for batches with the same columns, for as long as the model's modules stay the same. Errors
+        are those of :func:`attendrop.attention.tracing.trace`.
         """
         cache = trace_cache(self.model)
         if cache is not self._cache:
@@ -156,7 +147,13 @@ class ModelAdapter:
             if self._attached:
                 self._act_in_attention()
         self._follow_switches()
-        refuse_reentrant_checkpointing(cache.checkpointing)
+        for module in cache.checkpointing:
+            given = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", None) or {}
+            if getattr(module, "gradient_checkpointing", False) and given.get("use_reentrant"):
+                raise AttendropError(
+                    "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
+                    "activation_checkpointing_kwargs={'use_reentrant': False}."
+                )
         columns = frozenset(name for name, value in batch.items() if value is not None)
         key = columns, *(implementation_of(config) for config in self.configs)
         if key not in cache.traces:
@@ -171,9 +168,7 @@ class ModelAdapter:
     def bind(self, plan: Plan) -> Plan:
         """Give ``plan`` the attention layers and blocks of this model; required before a pass is run with it.
 
-        Raises:
-            AttendropError: The plan changes the embedded words, and the model embeds none; or the model was switched to
-                an attention implementation that is not supported.
+        Raises AttendropError if it changes words, and the model embeds none, or switched to unsupported attention.
         """
         self._follow_switches()
         assert self._trace is not None
@@ -195,7 +190,7 @@ class ModelAdapter:
 
     def _follow_switches(self) -> None:
         """Route attention again if the model was switched to another implementation while attached."""
-        if not self._attached or all(is_routed(config) for config in self.configs):
+        if not self._attached or all(implementation_of(each) != each._attn_implementation for each in self.configs):
             return
         check_implementations(self.model, self._cache.attention, self.configs)
         for config in self.configs:

@@ -263,8 +263,7 @@ class ValueProjection:
     def weight(self) -> Tensor:
         """Return the weight that makes values, ``(features read, features made)``, with an adapter's part.
 
-        Raises:
-            AttendropError: It is quantized, or what the adapter does to it is not known.
+        Raises AttendropError if it is quantized, or what the adapter does to it is not known.
         """
         layer: Any = self.module
         refuse_quantized(base_layer(layer))

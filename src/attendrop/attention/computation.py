@@ -17,12 +17,14 @@ from attendrop.attention.plan import (
     ReadyMask,
     after_drop,
     hidden_keys,
-    valid_keys_and_bias,
+    visible_keys,
 )
 from attendrop.errors import AttendropError
 from attendrop.randomness.candidates import any_last, pack, unpack
 from attendrop.randomness.device_path import on_cpu
 
+# Queries, keys, values, and the mask.
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
 _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
@@ -36,24 +38,14 @@ class AttentionComputation:
     Eager attention is causal by its mask alone, and returns its weights, which the model may hand to its caller.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        kwargs: dict[str, Any],
-        *,
-        eager: bool,
-    ) -> None:
+    def __init__(self, module: nn.Module, tensors: Inputs, kwargs: dict[str, Any], *, eager: bool) -> None:
+        query, key, value, mask = tensors
         for name in _UNSUPPORTED_KEYWORDS:
             if kwargs.get(name) is not None:
                 raise AttendropError(
                     f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
                     "the model cannot be regularised."
                 )
-        self.module = module
         self.query = query
         self.key = repeat_kv(key, query.shape[1] // key.shape[1])
         self.value = repeat_kv(value, query.shape[1] // value.shape[1])
@@ -62,9 +54,17 @@ class AttentionComputation:
         self.softcap: float | None = kwargs.get("softcap")
         self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         self.eager = eager
-        causal = kwargs.get("is_causal")
-        causal = not eager and bool(getattr(module, "is_causal", True) if causal is None else causal)
-        self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), causal, self.shape, query)
+        # Masks come as booleans (SDPA), as numbers, hugely negative where a key is not valid (eager), or not at all:
+        # then all are valid, or in a causal layer those that are not in the future.
+        self.valid, self.bias = mask, kwargs.get("position_bias")
+        if mask is None:
+            causal, (queries, keys) = kwargs.get("is_causal"), self.shape[2:]
+            causal = not eager and bool(getattr(module, "is_causal", True) if causal is None else causal)
+            if causal and queries > 1:
+                self.valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
+        elif mask.dtype != torch.bool:
+            self.valid = visible_keys(mask.detach())
+            self.bias = mask if self.bias is None else mask + self.bias
 
     def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
         """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
@@ -74,7 +74,12 @@ class AttentionComputation:
         if edit.values is not None:
             edit.values(self.value)
         weights = None
-        if self._needs_weights(edit):
+        explicit = self.eager or edit.weights is not None
+        if edit.constant:
+            explicit |= self.dropout > 0
+        else:  # on a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike
+            explicit |= self.softcap is not None or (self.dropout > 0 and on_cpu(self.query.device))
+        if explicit:
             weights = edit.drop_weights(self._weights(edit), self.dropout)
             output = weights @ self.value
         elif edit.constant:
@@ -83,25 +88,18 @@ class AttentionComputation:
         else:
             output = self._fused(edit)
         if (weights is not None or edit.constant) and self.valid is not None:
-            # For a row without any valid key (left padding under a causal mask), SDPA returns zeros.
-            output = output.masked_fill(self._without_keys(self.valid), 0)
+            # For a row without any valid key (left padding under a causal mask), SDPA returns zeros. Large finite
+            # negatives are keys: softmax of equal scores is uniform.
+            lost = ~any_last(self.valid) if self.bias is None else self.bias.amax(-1, keepdim=True) == -torch.inf
+            output = output.masked_fill(lost, 0)
         output = output.transpose(1, 2).contiguous()
         return output if edit.output is None else edit.output(output), weights
 
-    def _needs_weights(self, edit: AttentionEdit) -> bool:
-        """Return whether the weights must be computed explicitly.
-
-        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
-        """
-        if self.eager or edit.weights is not None:
-            return True
-        if edit.constant:
-            return self.dropout > 0
-        return self.softcap is not None or (self.dropout > 0 and on_cpu(self.query.device))
-
     def _fused(self, edit: AttentionEdit) -> Tensor:
-        drop = edit.drop
-        if drop is None or not self._recomputes() or (edit.ready is not None and self.bias is None):
+        drop, queries, keys, width = edit.drop, *self.shape[2:], self.query.shape[-1]
+        # Whether the kernel runs again in the backward pass: a mask would take more memory than its inputs.
+        recomputes = torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
+        if drop is None or not recomputes or (edit.ready is not None and self.bias is None):
             return self._scaled_dot_product(edit, drop)
         bits = pack(drop.expand(self.shape))
         return checkpoint(  # type: ignore[no-any-return]
@@ -112,11 +110,6 @@ class AttentionComputation:
             use_reentrant=False,
             preserve_rng_state=self.dropout > 0,
         )
-
-    def _recomputes(self) -> bool:
-        """Return whether the kernel runs again in the backward pass: a mask would take more memory than its inputs."""
-        queries, keys, width = *self.shape[2:], self.query.shape[-1]
-        return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
 
     def _scaled_dot_product(self, edit: AttentionEdit, drop: Tensor | None) -> Tensor:
         if drop is not None and self.bias is None:
@@ -163,12 +156,6 @@ class AttentionComputation:
         weights = self.valid / self.valid.sum(-1, keepdim=True, dtype=exact).clamp(min=1)
         return weights.to(self.value.dtype)
 
-    def _without_keys(self, valid: Tensor) -> Tensor:
-        """Find the rows without any key; large finite negatives are keys: softmax of equal scores is uniform."""
-        if self.bias is None:
-            return ~any_last(valid)
-        return self.bias.amax(-1, keepdim=True) == -torch.inf
-
     def _masked(self, edit: AttentionEdit, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Apply ``drop`` to query, valid keys and bias.
 
@@ -185,21 +172,13 @@ class AttentionComputation:
 
 
 def follow(
-    plan: Plan,
-    module: nn.Module,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    kwargs: dict[str, Any],
-    *,
-    eager: bool,
+    plan: Plan, module: nn.Module, tensors: Inputs, kwargs: dict[str, Any], *, eager: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer under the plan, from queries, keys, values and the mask.
-
-    None if the plan changes nothing there.
-    """
+    """Compute one attention layer under the plan; None if the plan changes nothing there."""
     layer = plan.locate(module)
     if layer is None or not plan.wants(layer):
         return None
-    computation = AttentionComputation(module, *tensors, kwargs, eager=eager)
+    computation = AttentionComputation(module, tensors, kwargs, eager=eager)
     query, mask = computation.query, tensors[3]
     if computation.valid is not None and computation.valid is not mask:
         computation.valid = plan.shared(mask, computation.valid)

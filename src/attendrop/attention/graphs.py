@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attendrop.attention.computation import follow
+from attendrop.attention.computation import Inputs, follow
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 
@@ -40,9 +40,7 @@ def fits_a_graph(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     return torch.compiler.is_compiling() and not tensors and hasattr(module, "attendrop_place")
 
 
-def follow_in_graph(
-    plan: Plan, module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor, Tensor | None], kwargs: dict[str, Any]
-) -> Tensor:
+def follow_in_graph(plan: Plan, module: nn.Module, tensors: Inputs, kwargs: dict[str, Any]) -> Tensor:
     """Compute one SDPA layer under the plan by one operation of the graph, or as stock does if it changes nothing."""
     differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors[:3])
     given = (kwargs.get(name) for name in _PASSED_ON)
@@ -65,19 +63,12 @@ class _Attend(torch.autograd.Function):
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    number: Tensor,
-    place: str,
-    differentiable: bool,
-    *given: float | bool | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, number: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor]:
-    plan = Plan.running[int(number)]
+    plan, (place, differentiable, *options) = Plan.running[int(number)], given
     module = next(module for module in plan.modules if module.attendrop_place == place)
     leaves = [each.detach().requires_grad_(differentiable) for each in (query, key, value)]
-    kwargs = {name: value for name, value in zip(_PASSED_ON, given, strict=True) if value is not None}
+    kwargs = {name: value for name, value in zip(_PASSED_ON, options, strict=True) if value is not None}
     with _above_autograd(), torch.set_grad_enabled(differentiable):
         tensors = leaves[0], leaves[1], leaves[2], mask
         found = follow(plan, module, tensors, kwargs, eager=False)
@@ -119,11 +110,9 @@ def _fake_attend(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Te
     return query.new_empty(shape), torch.empty((), dtype=torch.long)
 
 
-def _fake_backward(gradient: Tensor, number: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(each.new_empty(each.shape) for each in tensors)
-
-
 _LIBRARY.impl("attend", _attend, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("attend_backward", _attend_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("attendrop::attend", _fake_attend)
-torch.library.register_fake("attendrop::attend_backward", _fake_backward)
+torch.library.register_fake(
+    "attendrop::attend_backward", lambda _, __, *tensors: tuple(each.new_empty(each.shape) for each in tensors)
+)

@@ -40,14 +40,16 @@ class _RegisteredName(str):
 # "flex": transformers tests for these substrings.
 _REGISTERED_AS = {"sdpa": _RegisteredName("attendrop", "sdpa"), "eager": _RegisteredName("attendrop_eager", "eager")}
 # Registered for masks alone: a model that runs its own encoder is given its mask as the caller passed it.
-_UNCHANGED_MASK = "attendrop_packed"
+UNCHANGED_MASK = "attendrop_packed"
 
 
 def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
     """Map the modules that use the interface, or are known to compute attention themselves, to their names."""
-    found = {
-        module: name for name, module in model.named_modules() if _uses_interface(module) or computes_softmax(module)
-    }
+    found = {}
+    for name, module in model.named_modules():
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if "ALL_ATTENTION_FUNCTIONS" in getattr(code, "co_names", ()) or computes_softmax(module):
+            found[module] = name
     if not found:
         raise AttendropError(
             f"{type(model).__name__} is not supported: it does not route its attention through transformers' "
@@ -70,36 +72,21 @@ def implementation_of(config: Any) -> str:
     return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
 
 
-def is_routed(config: Any) -> bool:
-    """Return whether attention goes through the functions registered here."""
-    return config._attn_implementation in _REGISTERED_AS.values()
-
-
 def route(config: Any) -> None:
     """Send attention through the function registered in place of the configured implementation."""
-    config._attn_implementation_internal = _REGISTERED_AS[implementation_of(config)]
+    use_implementation(config, _REGISTERED_AS[implementation_of(config)])
 
 
-def restore(config: Any) -> None:
-    """Undo :func:`route`."""
-    config._attn_implementation_internal = implementation_of(config)
-
-
-def leave_masks_unchanged(config: Any) -> None:
-    """Pass the attention mask, ``(batch, length)``, unchanged to an encoder that replaces the model's own."""
-    config._attn_implementation_internal = _UNCHANGED_MASK
-
-
-def forget_implementation(config: Any) -> None:
-    """Let transformers choose the attention implementation of a model made from a configuration."""
-    config._attn_implementation_internal = None
+def use_implementation(config: Any, name: str | None) -> None:
+    """Set the attention implementation; None: transformers chooses that of a model made from the configuration."""
+    config._attn_implementation_internal = name
 
 
 def check_implementations(model: nn.Module, modules: Collection[nn.Module], configs: Iterable[Any]) -> None:
     """Raise AttendropError if a model runs an attention implementation that no function is registered for."""
     originals = [implementation_of(config) for config in configs]
     for original in originals:
-        if original == _UNCHANGED_MASK:
+        if original == UNCHANGED_MASK:
             raise AttendropError(
                 f"{type(model).__name__} is pruned, and its fast layers compute no attention weights; use the model "
                 "that it was pruned from."
@@ -125,30 +112,9 @@ def refuse_unsavable(model: nn.Module, configs: Iterable[Any]) -> None:
         )
 
 
-def refuse_reentrant_checkpointing(modules: Iterable[nn.Module]) -> None:
-    """Raise AttendropError if one of the modules checkpoints activations in the reentrant way."""
-    for module in modules:
-        function = getattr(module, "_gradient_checkpointing_func", None)
-        keywords = getattr(function, "keywords", None) or {}
-        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
-            raise AttendropError(
-                "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
-                "activation_checkpointing_kwargs={'use_reentrant': False}."
-            )
-
-
-def _uses_interface(module: nn.Module) -> bool:
-    code = getattr(_own_forward(module), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
-
-
-def _own_forward(module: nn.Module) -> Any:
-    return inspect.unwrap(type(module).forward)
-
-
 def _eager_function(module: nn.Module) -> Any:
     """Return the eager function of the module's own file, of which a file may have several (Phi-4, Llama 4)."""
-    forward = _own_forward(module)
+    forward: Any = inspect.unwrap(type(module).forward)
     name = next(name for name in forward.__code__.co_names if name.endswith("eager_attention_forward"))
     return forward.__globals__[name]
 
@@ -176,11 +142,7 @@ def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]
     return attention_forward
 
 
-def _unchanged_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
-    return attention_mask
-
-
 for _base, _name in _REGISTERED_AS.items():
     AttentionInterface.register(_name, _attention_function(_base))
     AttentionMaskInterface.register(_name, eager_mask if _base == "eager" else sdpa_mask)
-AttentionMaskInterface.register(_UNCHANGED_MASK, _unchanged_mask)
+AttentionMaskInterface.register(UNCHANGED_MASK, lambda *_, attention_mask=None, **__: attention_mask)

@@ -258,8 +258,7 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     if len(edits) < 2:
         return edits[0] if edits else None
     defaults = {field.name: field.default for field in fields(edits[0])}
-    all_given = ({name: value for name, value in vars(edit).items() if value is not defaults[name]} for edit in edits)
-    given = [found for found in all_given if found]
+    given = [{name: value for name, value in vars(edit).items() if value is not defaults[name]} for edit in edits]
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for found in given for name in found):
         values = [found[name] for found in given if name in found]
@@ -269,25 +268,6 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     if sum("drop" in found for found in given) > 1:
         merged |= {name: edits[0].combine[name]([]) for name in ("in_part", "ready")}  # which hold for one alone
     return type(edits[0])(**merged)
-
-
-def valid_keys_and_bias(
-    mask: Tensor | None, position_bias: Tensor | None, causal: bool, shape: tuple[int, int, int, int], query: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Split what the model passes into a boolean mask of valid keys and an additive bias, either None if absent.
-
-    Masks come as booleans (SDPA), as numbers, hugely negative where a key is not valid (eager), or not at all: then all
-    are valid, or in a causal layer those that are not in the future.
-    """
-    if mask is None:
-        queries, keys = shape[2:]
-        valid = None
-        if causal and queries > 1:
-            valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
-        return valid, position_bias
-    if mask.dtype == torch.bool:
-        return mask, position_bias
-    return visible_keys(mask.detach()), mask if position_bias is None else mask + position_bias
 
 
 def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import logging
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,22 +93,34 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
     finally:
         for hook in hooks:
             hook.remove()
-    _check_calls(model, modules, calls, Counter(recorder.called))
+    reached = Counter(recorder.called)
+    lost = [module for module in calls if reached[module] < calls[module]]
+    if lost:
+        missed, of = calls[lost[0]] - reached[lost[0]], calls[lost[0]]
+        raise _keyword_lost(model, f" ({modules[lost[0]]}{f', in {missed} of its {of} calls' if of > 1 else ''})")
+    if not reached:
+        raise _keyword_lost(model, "")
     bypasses.refuse()
     layers_by_module = _number_layers([module for module in recorder.called if module not in by_part], modules)
     if by_part:
-        _refuse_or_warn(model, by_part, supported=bool(layers_by_module))
+        first, *others = by_part.values()
+        where = f"attention within single images or sounds ({first}{f' and {len(others)} more' if others else ''})"
+        if not layers_by_module:
+            raise AttendropError(
+                f"{type(model).__name__} is not supported: it has only {where}, whose number differs from batch to "
+                "batch."
+            )
+        logger.warning("Nothing is dropped in the %s, whose number differs from batch to batch.", where)
     layers_by_module |= dict.fromkeys(by_part, ())
     return Trace(layers_by_module, structure.structure(layers_by_module))
 
 
+@dataclass(eq=False)
 class _CallRecorder(Plan):
     """Records which attention modules a pass calls, in order, and when they have computed their attention."""
 
-    def __init__(self, structure: StructureEvents) -> None:
-        super().__init__()
-        self.structure = structure
-        self.called: list[nn.Module] = []
+    structure: StructureEvents
+    called: list[nn.Module] = field(default_factory=list)
 
     def locate(self, module: nn.Module) -> AttentionLayer:
         self.called.append(module)
@@ -159,21 +171,14 @@ class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def refuse(self) -> None:
         """Raise AttendropError if layers of the model were found; warn of other modules, such as pooling heads."""
         layers = [module for module, name in self.found.items() if block_of(self.model, name) is not None]
-        others = [module for module in self.found if module not in layers]
-        bypass = "not through transformers' AttentionInterface"
+        if not (told := layers or list(self.found)):
+            return
+        more = f" and {len(told) - 1} more compute attention themselves" if told[1:] else " computes attention itself"
+        bypass = f"{self.found[told[0]]} ({type(told[0]).__name__}){more}, not through transformers' AttentionInterface"
         if layers:
-            raise AttendropError(
-                f"{type(self.model).__name__} is not supported: {self._listed(layers)}, {bypass}, "
-                "so nothing could be dropped there."
-            )
-        if others:
-            logger.warning("%s, %s: nothing is dropped there.", self._listed(others), bypass)
-
-    def _listed(self, modules: Sequence[nn.Module]) -> str:
-        first = f"{self.found[modules[0]]} ({type(modules[0]).__name__})"
-        if len(modules) == 1:
-            return f"{first} computes attention itself"
-        return f"{first} and {len(modules) - 1} more compute attention themselves"
+            name = type(self.model).__name__
+            raise AttendropError(f"{name} is not supported: {bypass}, so nothing could be dropped there.")
+        logger.warning("%s: nothing is dropped there.", bypass)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if re.search("(?<!log)_softmax|scaled_dot_product|multi_head", func.name()):
@@ -184,29 +189,6 @@ class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _left(self) -> None:
         self._running.pop()
-
-
-def _check_calls(
-    model: nn.Module, modules: Mapping[nn.Module, str], calls: Counter[nn.Module], reached: Counter[nn.Module]
-) -> None:
-    """Raise AttendropError if the plan did not reach every call of every attention module."""
-    lost = [module for module in calls if reached[module] < calls[module]]
-    if lost:
-        missed, of = calls[lost[0]] - reached[lost[0]], calls[lost[0]]
-        raise _keyword_lost(model, f" ({modules[lost[0]]}{f', in {missed} of its {of} calls' if of > 1 else ''})")
-    if not reached:
-        raise _keyword_lost(model, "")
-
-
-def _refuse_or_warn(model: nn.Module, by_part: Mapping[nn.Module, str], *, supported: bool) -> None:
-    """Raise AttendropError if a model has no other attention than that within single images or sounds; else warn."""
-    first, *others = by_part.values()
-    where = f"attention within single images or sounds ({first}{f' and {len(others)} more' if others else ''})"
-    if not supported:
-        raise AttendropError(
-            f"{type(model).__name__} is not supported: it has only {where}, whose number differs from batch to batch."
-        )
-    logger.warning("Nothing is dropped in the %s, whose number differs from batch to batch.", where)
 
 
 def _keyword_lost(model: nn.Module, where: str) -> AttendropError:
@@ -227,19 +209,16 @@ def _number_layers(
     layers: dict[nn.Module, list[AttentionLayer]] = {module: [] for module in called}
     for module in called:
         name = modules[module]
-        kind = _kind(name, module)
+        path = f"{name}.{type(module).__name__}".lower()
+        causal = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
+        kind = "decoder" if causal or re.search(r"(^|\.)decoder\.", path) else "encoder"
+        crosses = re.search(r"cross_?att|encoder_attn|encdecatt|enc_dec", path)
+        if getattr(module, "is_cross_attention", False) or crosses:
+            kind = "cross"
         suffix = f"#{len(layers[module])}" if total[module] > 1 else ""
         layers[module].append(AttentionLayer(name + suffix, kind, per_kind[kind]))
         per_kind[kind] += 1
     return {module: tuple(found) for module, found in layers.items()}
-
-
-def _kind(name: str, module: nn.Module) -> str:
-    path = f"{name}.{type(module).__name__}".lower()
-    if getattr(module, "is_cross_attention", False) or re.search(r"cross_?att|encoder_attn|encdecatt|enc_dec", path):
-        return "cross"
-    causal = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
-    return "decoder" if causal or re.search(r"(^|\.)decoder\.", path) else "encoder"
 
 
 def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def finite_gradients(compute: Callable[[float], dict[str, Tensor]], model: nn.Mo
 
     def attempt(factor: float) -> dict[str, Tensor] | None:
         found = compute(factor)
-        if not all_finite(found.values()):
+        if not all_true(map(is_finite, found.values())):
             return None
         return {key: upcast(gradient) / factor for key, gradient in found.items()}
 
@@ -67,11 +67,6 @@ def gradients_of(
         key: torch.zeros_like(unit) if grad is None else grad
         for key, unit, grad in zip(keys, units, found, strict=True)
     }
-
-
-def all_finite(values: Iterable[Tensor]) -> bool:
-    """Return whether no element is infinite or NaN."""
-    return all_true(is_finite(value) for value in values)
 
 
 def is_finite(values: Tensor) -> Tensor:

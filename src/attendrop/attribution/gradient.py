@@ -17,7 +17,6 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import AttentionCall, AttentionEdit, BlockEdit, DropoutDraws, Plan
 from attendrop.attribution.finite_gradients import (
     NOT_FINITE,
-    all_finite,
     all_true,
     finite_gradients,
     first_finite,
@@ -26,7 +25,7 @@ from attendrop.attribution.finite_gradients import (
     upcast,
 )
 from attendrop.attribution.predictions import Forward, fix_target
-from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass, keep_all
+from attendrop.attribution.recording import GradientPlan, Keep, RecordPlan, isolated_pass
 from attendrop.errors import AttendropError
 from attendrop.support.models import Batch
 
@@ -54,7 +53,7 @@ def gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
     forward: Forward | None = None,
-    keep: Keep[Any] = keep_all,
+    keep: Keep[Any] = AttentionCall.split,
     draws: DropoutDraws | None = None,
 ) -> dict[str, Any]:
     """Compute gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022) in one backward pass.
@@ -64,7 +63,7 @@ def gradient_attribution(
         batch: Inputs, with labels.
         attention_layers: Attention layers to attribute to.
         target: ``"pseudo_label"``, ``"gold_label"`` or ``"loss"``, see :func:`fix_target`.
-        units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
+        units: What to attribute to, see :class:`attendrop.attribution.recording.RecordPlan`.
         inputs: Inputs for the model, if it is not given all of ``batch``: a trainer that computes the loss itself
             withholds the labels.
         forward: Runs the pass with a plan, and returns its outputs, such as the ``loss`` of a trainer; by default the
@@ -99,16 +98,13 @@ def attention_attribution(
     inputs: Batch,
     attention_layers: Sequence[AttentionLayer],
     *,
-    keep: Keep[Any] = keep_all,
+    keep: Keep[Any] = AttentionCall.split,
     draws: DropoutDraws | None = None,
 ) -> dict[str, Any]:
     """Attribute to attention weights by their own size, ``A``, in one forward pass over ``inputs``.
 
     Other arguments and what is returned are as for :func:`gradient_attribution`; an attribution is ``(batch, heads,
-    query, key)``.
-
-    Raises:
-        AttendropError: The weights are not finite.
+    query, key)``. Raises AttendropError if the weights are not finite.
     """
     kept, finite = dict[str, Any](), list[Tensor]()
     with torch.no_grad(), forked_rng(adapter.model):
@@ -118,13 +114,12 @@ def attention_attribution(
     return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}
 
 
+@dataclass(eq=False)
 class ScaledPlan(GradientPlan):
     """Replaces units by recorded ones, by layer key, times ``alpha``, and hands over their gradients."""
 
-    def __init__(self, recorded: Mapping[str, Tensor], alpha: float, *args: Any) -> None:
-        super().__init__(*args)
-        self.recorded = recorded
-        self.alpha = alpha
+    recorded: Mapping[str, Tensor] = field(default_factory=dict)
+    alpha: float = 1.0
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         edit, scaled = super().edit(call), self.recorded[call.layer.key] * self.alpha
@@ -147,7 +142,7 @@ def integrated_gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
     forward: Forward | None = None,
-    keep: Keep[Any] = keep_all,
+    keep: Keep[Any] = AttentionCall.split,
 ) -> dict[str, Any]:
     """Compute integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
 
@@ -177,16 +172,16 @@ def integrated_gradient_attribution(
             total: dict[str, Tensor] = {}
 
             def add(weight: float, call: AttentionCall, gradient: Tensor) -> None:
-                for layer, own in zip(call.layers, keep_all(call, gradient), strict=True):
+                for layer, own in zip(call.layers, call.split(gradient), strict=True):
                     key = layer.key
                     total[key] = total[key].add_(own, alpha=weight) if key in total else own * weight
 
             for group in groups:
                 for alpha, weight in quadrature_nodes(rule, steps):
-                    plan = ScaledPlan(recorded, alpha, group, partial(add, weight), units)
+                    plan = ScaledPlan(group, partial(add, weight), units, recorded=recorded, alpha=alpha)
                     with torch.enable_grad():
                         plan.differentiate(upcast(score(run(plan))).sum(), factor)
-            return total if all_finite(total.values()) else None
+            return total if all_true(map(is_finite, total.values())) else None
 
         integrals = first_finite(integral, adapter.model)
     return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key))[0] for key in [layer.key for layer in ran]}

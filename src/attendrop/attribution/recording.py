@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,11 +23,6 @@ Kept = TypeVar("Kept")
 Keep = Callable[[AttentionCall, Tensor], Sequence[Kept]]
 # Called with the call of a layer, or of several, and its units or their gradient.
 Receive = Callable[[AttentionCall, Tensor], None]
-
-
-def keep_all(call: AttentionCall, attribution: Tensor) -> Sequence[Tensor]:
-    """Keep attributions as they are: a :data:`Keep`."""
-    return call.split(attribution)
 
 
 class SeenLayer(NamedTuple):
@@ -62,10 +57,11 @@ def stacked(group: Sequence[SeenLayer]) -> SeenLayer:
     return SeenLayer(call, by_head.transpose(1, 2), torch.cat([each.value for each in group]))
 
 
-class ObservePlan(Plan):
-    """Base class of plans that pass units of some layers, or their gradients, to a function, ``receive``.
+@dataclass(eq=False)
+class RecordPlan(Plan):
+    """Hands over the units of a pass without gradients, one layer after the other.
 
-    Args:
+    Attributes:
         attention_layers: The layers to observe.
         receive: Called once for each layer that runs.
         units: ``"attention"``: the weights ``A``, ``(batch, heads, query, key)``; ``"hidden"``: outputs of the heads,
@@ -73,52 +69,45 @@ class ObservePlan(Plan):
         draws: Draws of dropout that another pass shares.
     """
 
-    def __init__(
-        self,
-        attention_layers: Sequence[AttentionLayer],
-        receive: Receive,
-        units: str = "attention",
-        draws: DropoutDraws | None = None,
-    ) -> None:
-        super().__init__()
-        self.draws = draws
-        self.layer_keys = {layer.key for layer in attention_layers}
-        self.receive = receive
-        self.units = units
+    attention_layers: Sequence[AttentionLayer]
+    receive: Receive
+    units: str = "attention"
+    draws: DropoutDraws | None = None
 
-
-class RecordPlan(ObservePlan):
-    """Hands over the units of a pass without gradients, one layer after the other."""
+    def __post_init__(self) -> None:
+        self.layer_keys = {layer.key for layer in self.attention_layers}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
-        seen = partial(self._see, call)
+        def see(units: Tensor) -> Tensor:
+            self.receive(call, units)
+            return units
+
         if self.units == "attention":
-            return AttentionEdit(weights=seen, draws=self.draws)
-        return AttentionEdit(output=seen, draws=self.draws)
-
-    def _see(self, call: AttentionCall, units: Tensor) -> Tensor:
-        self.receive(call, units)
-        return units
+            return AttentionEdit(weights=see, draws=self.draws)
+        return AttentionEdit(output=see, draws=self.draws)
 
 
-class GradientPlan(ObservePlan):
-    """Passes on the gradients of the units of a pass, one layer after the other.
+@dataclass(eq=False)
+class GradientPlan(RecordPlan):
+    """Hands over the gradients of the units of a pass, one layer after the other.
 
     The gradient with respect to the weights follows from that with respect to the output of the heads, ``O = A V``:
     ``dF/dA = dF/dO V^T``. So layers run fused kernels where they would otherwise, and only one gradient of the size of
     ``A`` exists at a time; those of several small layers, in one tensor.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        # The layers of a pass, with the outputs of their heads as nodes of the graph; None once differentiated.
-        self._seen: dict[str, SeenLayer] | None = {}
+    # The layers of a pass, with the outputs of their heads as nodes of the graph; None once differentiated.
+    _seen: dict[str, SeenLayer] | None = field(default_factory=dict)
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         values: list[Tensor] = []
 
         def see(output: Tensor) -> Tensor:
-            return self._see(call, output, values.pop())
+            node, value = output if output.requires_grad else output.detach().requires_grad_(), values.pop()
+            if self._seen is not None:  # activation checkpointing runs layers again
+                self._seen[call.layer.key] = SeenLayer(call, node, value.detach())
+            # Some models run some layers without gradients: nothing depends on their units.
+            return node if torch.is_grad_enabled() else output
 
         return AttentionEdit(values=values.append, output=see, draws=self.draws)
 
@@ -141,13 +130,6 @@ class GradientPlan(ObservePlan):
                     gradient = torch.where(any_last(call.valid).transpose(1, 2), gradient, 0)
                 gradient = by_weights(gradient, value)
             self.receive(call, gradient)
-
-    def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
-        node = output if output.requires_grad else output.detach().requires_grad_()
-        if self._seen is not None:  # activation checkpointing runs layers again
-            self._seen[call.layer.key] = SeenLayer(call, node, value.detach())
-        # Some models run some layers without gradients: nothing depends on their units.
-        return node if torch.is_grad_enabled() else output
 
 
 def training_gradient_edit(call: AttentionCall, receive: Callable[[Tensor, Tensor], None]) -> AttentionEdit:

@@ -257,20 +257,20 @@ class ADDropState(MethodState):
         def shape(layer: AttentionLayer) -> torch.Size:
             return by_layer[layer.key][2]
 
-        return self.dropping(context, method.q, candidates, keys=by_layer.keys(), draws=draws, alike=shape)
+        return self.dropping(context, method.q, candidates, draws, keys=by_layer.keys(), alike=shape)
 
     def dropping(
         self,
         context: StepContext,
         q: float,
         candidates: Callable[[AttentionCall], DroppedScores | None] | None = None,
-        *,
-        keys: Collection[str] | None = None,
         draws: DropoutDraws | None = None,
-        alike: Callable[[AttentionLayer], object] | None = None,
-        row_pass: RowPass | None = None,
+        **for_scores: Any,
     ) -> RandomMaskPlan:
-        """Make the plan that drops with probability ``q``: any positions or units, or the candidates of a call."""
+        """Make the plan that drops with probability ``q``: any positions or units, or the candidates of a call.
+
+        ``for_scores`` are arguments of a plan that drops scores; one that drops hidden units has only their ``keys``.
+        """
 
         def drops(plan: RandomMaskPlan, call: AttentionCall) -> DroppedScores | None:
             if candidates is None:
@@ -294,11 +294,8 @@ class ADDropState(MethodState):
             return replace(edit, draws=draws)
 
         if self.method.units == "attention":
-            known: dict[str, Any] = {"alike": alike}
-            if row_pass is not None:
-                known |= {"origins": row_pass.origins, "sizes": row_pass.sizes}
-            return RandomMaskPlan(self.method, context, keys=keys, drops=drops, **known)
-        return RandomMaskPlan(self.method, context, make, keys)
+            return RandomMaskPlan(self.method, context, drops=drops, **for_scores)
+        return RandomMaskPlan(self.method, context, make, for_scores.get("keys"))
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
@@ -365,17 +362,14 @@ class RecordedState(ADDropState):
         method, recorder, region = self.method, self.recorder, self.region(context)
         row_pass = recorder.begin_pass(context, method.units)
         drops = method.active(context.epoch or 0)
-        records = not (drops and method.cross_tuning)  # the epochs that drop do not record
+        plans: list[Plan] = []
         if drops:
             known = [row in recorder.rows for row in row_pass.rows]
             context.note("recorded", sum(known) / max(1, len(known)))
             if recorder.without_signal is not None:
                 context.note("without_signal", recorder.without_signal)
-
-        plans: list[Plan] = []
-        if drops:
-            plans.append(self.dropping(context, method.q, row_pass.candidates, row_pass=row_pass))
-        if records:
+            plans.append(self.dropping(context, method.q, row_pass.candidates, spans=row_pass.known_spans))
+        if not (drops and method.cross_tuning):  # with cross-tuning, the epochs that drop do not record
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
             plans.append(RecordingPlan(recorder, row_pass, lambda *given: region(*given).mask, keys))
         return plans[0] if len(plans) == 1 else CombinedPlan(plans)
@@ -479,18 +473,9 @@ class RowPass:
         found = _moved(unpack(bits.view(-1), (*shape[:-1], 8 * shape[-1])), by)[..., :width]
         return DroppedScores(found.flatten(0, 1), signal.flatten(0, 1), whole_rows, in_rows=True)
 
-    def origins(self, call: AttentionCall) -> Tensor | None:
-        """Return ``call.origins()``, by what the host knows of the rows; None if all are zero."""
-        if call.shape[2] != call.shape[3] and call.layer.kind != "cross":
-            return call.origins()
-        found = [(query, key) for query, _, key, _ in self.spans(call)]
-        return torch.tensor(found * len(call.layers)) if any(map(any, found)) else None
-
-    def sizes(self, call: AttentionCall) -> list[tuple[int, int]] | None:
-        """Return how many queries and keys of each sequence may be candidates, from its origin on, if that is known."""
-        if call.shape[2] != call.shape[3] and call.layer.kind != "cross":
-            return None
-        return [(queries, keys) for _, queries, _, keys in self.spans(call)]
+    def known_spans(self, call: AttentionCall) -> Spans | None:
+        """Return :meth:`spans`, outside of which nothing is a candidate; None where keys of a prefix come first."""
+        return self.spans(call) if call.shape[2] == call.shape[3] or call.layer.kind == "cross" else None
 
     def spans(self, call: AttentionCall) -> Spans:
         """Find where each sequence is in a call of a layer, or of several; read once for all of a kind and mask."""

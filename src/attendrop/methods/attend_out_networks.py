@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
-from attendrop.attribution.finite_gradients import all_finite
+from attendrop.attribution.finite_gradients import all_true, is_finite
 from attendrop.extend import (
     AttendropError,
     AttentionCall,
@@ -289,11 +289,10 @@ class Players:
     def act(self, draft: Draft, call: AttentionCall, key: SampleKey) -> Outcome:
         """Sample the dropped units of a call's layers, a function of the key."""
         logits, units = self.logits(draft, call)
-        score, (batch, heads, queries, keys) = self.method.granularity == "score", logits.shape
-        origins, shape = call.origins() if score else None, (batch, heads, queries, keys)
-        names = [layer.key for layer in call.layers]
+        origins = call.origins() if self.method.granularity == "score" else None
+        names, (batch, heads, queries, keys) = [layer.key for layer in call.layers], logits.shape
         probabilities = logits.detach().sigmoid()
-        dropped = sample_mask(probabilities, key, names, shape, origins, call.device)
+        dropped = sample_mask(probabilities, key, names, (batch, heads, queries, keys), origins, call.device)
         return Outcome(logits, units, dropped & units, probabilities)
 
     def replayed(self, micro: Micro) -> Iterator[Outcome]:
@@ -537,7 +536,7 @@ class SecondModel:
         self._loss_scale = 1.0
         self._before_step = training.act_on_second_model(self.model)
 
-    def backward(self, context: StepContext, compute_loss: ComputeLoss, plan: Plan | None = None) -> None:
+    def backward(self, context: StepContext, compute_loss: ComputeLoss) -> None:
         """Compute the gradients of one micro-batch, with the first model's random numbers; see :meth:`follow`."""
         if not torch.is_grad_enabled():
             raise AttendropError(
@@ -560,7 +559,7 @@ class SecondModel:
                 if self.device.type == "cuda":
                     with torch.cuda.device(self.device):
                         torch.cuda.manual_seed(seed)
-            loss, _ = compute_loss(to_device(context.batch, self.device), plan, self.model)
+            loss, _ = compute_loss(to_device(context.batch, self.device), None, self.model)
             self._loss_scale = context.loss_scale
             self._found = list(torch.autograd.grad(loss * self._loss_scale, self._trained, allow_unused=True))
 
@@ -619,7 +618,7 @@ class SecondModel:
         if processes.world_size > 1:
             for gradient in gradients:
                 gradient.copy_(processes.total(gradient) / processes.world_size)
-        if self._loss_scale == 1 or all_finite(gradients):
+        if self._loss_scale == 1 or all_true(map(is_finite, gradients)):
             if self.training.max_grad_norm is not None:
                 clip_grad_norm_(self._trained, self.training.max_grad_norm)
             for ours, theirs in zip(self.optimizer.param_groups, self.first_optimizer.param_groups, strict=True):

@@ -383,12 +383,7 @@ class SCAL(Method):
         loss = loss + self.adversarial * adversarial
         if self.contrast:
             assert copy.read is not None
-            first, second = (represent(context.model, read, context.batch) for read in (clean.read, copy.read))
-            labels = classes(context.model, outputs, context.batch)
-            mask = context.batch.get("attention_mask")
-            if mask is not None and mask.ndim == 3:  # questions may have more choices than others
-                first, second = (found[mask.flatten(0, 1).any(-1)] for found in (first, second))
-            contrast = contrastive_loss(first, second, labels, self.temperature)
+            contrast = contrastive_loss(context, outputs, (clean.read, copy.read), self.temperature)
             context.note("contrast", contrast)
             loss = loss + self.contrast * contrast
         return loss, outputs
@@ -467,14 +462,17 @@ def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
     return labels.where(labels != IGNORED, -1 - torch.arange(len(labels), device=labels.device))
 
 
-def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
-    """Compute the supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
+def contrastive_loss(context: StepContext, outputs: Any, reads: tuple[Tensor, Tensor], temperature: float) -> Tensor:
+    """Compute the supervised contrastive loss of what the head ``reads`` of each sequence and of its copy.
 
-    Without ``labels``, a class for each sequence, each sequence and its copy form a class.
+    Where sequences have no :func:`classes`, each sequence and its copy form one.
     """
+    clean, copies = (represent(context.model, read, context.batch) for read in reads)
+    labels, mask = classes(context.model, outputs, context.batch), context.batch.get("attention_mask")
+    if mask is not None and mask.ndim == 3:  # questions may have more choices than others
+        clean, copies = (found[mask.flatten(0, 1).any(-1)] for found in (clean, copies))
+    labels = (torch.arange(len(clean), device=clean.device) if labels is None else labels).repeat(2)
     units = functional.normalize(torch.cat([clean, copies]), dim=-1)
-    labels = torch.arange(len(clean), device=clean.device) if labels is None else labels
-    labels = labels.repeat(2)
     itself = torch.eye(len(units), dtype=torch.bool, device=units.device)
     similar = (units @ units.T / temperature).masked_fill(itself, -torch.inf)
     logs = functional.log_softmax(similar, -1).masked_fill(itself, 0)

@@ -42,10 +42,7 @@ HIGHEST = 0.95
 _START = 0.6
 OWN = "own"
 # Final probability of each layer, by its number, in the predefined schedules.
-_ENDS: dict[str, Callable[[int], float]] = {
-    "qnli": lambda layer: 0.55 - 0.1 * min(layer, 3),
-    "cola": lambda layer: 0.9,
-}
+_ENDS: dict[str, Callable[[int], float]] = {"qnli": lambda layer: 0.55 - 0.1 * min(layer, 3), "cola": lambda layer: 0.9}
 
 
 @dataclass(frozen=True)
@@ -91,6 +88,27 @@ class Vanilla(Method):
         return RandomMaskPlan(self, context, make)
 
 
+def _curves(name: str, value: Any) -> tuple[tuple[float, ...], ...]:
+    """Parse ``value``, text separated by ``;``, numbers, or lists of numbers, to tuples of probabilities."""
+    if isinstance(value, str):
+        value = value.split(";")
+    nested = isinstance(value, Iterable) and any(isinstance(item, Iterable) for item in value)
+    return tuple(_numbers(name, item) for item in (value if nested else [value]))
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """Parse ``value``, comma-separated text or a sequence, to numbers in [0, 1]."""
+    try:
+        found = tuple(float(item) for item in (value.split(",") if isinstance(value, str) else value))
+    except (TypeError, ValueError):
+        raise AttendropError(f"{name}={value!r} is not a list of numbers, such as '0,0.5,1'.") from None
+    outside = [number for number in found if not 0 <= number <= 1]
+    if outside or not found:
+        problem = f"holds {outside[0]:g}" if outside else "is empty"
+        raise AttendropError(f"{name}={value!r} {problem}; give numbers from 0 to 1.")
+    return found
+
+
 @dataclass(frozen=True)
 class Scheduler(Method):
     """Scheduled Bernoulli dropout of attention scores.
@@ -125,15 +143,10 @@ class Scheduler(Method):
         self_attention_only=True,
     )
 
-    progress: str | Sequence[float] = option(
-        (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _numbers("progress", value))
-    )
+    progress: str | Sequence[float] = option((0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", _numbers))
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = option(
         ((0.6, 0.0),),
-        Range(
-            "a number from 0 to 1 for each of progress, for all layers or for each (0.6,0.1;0.3,0)",
-            lambda _, value: _curves(value),
-        ),
+        Range("a number from 0 to 1 for each of progress, for all layers or for each (0.6,0.1;0.3,0)", _curves),
     )
     layers: str | int | Sequence[int] = option("all", LAYERS)
     shape: str = option(OWN, choice(OWN, *_ENDS))
@@ -180,27 +193,6 @@ class Scheduler(Method):
             return DroppedScores(plan.sample([by_layer[layer.key] for layer in call.layers], call))
 
         return RandomMaskPlan(self, context, keys=by_layer.keys(), drops=drops)
-
-
-def _curves(value: Any) -> tuple[tuple[float, ...], ...]:
-    """Parse ``value``, text separated by ``;``, numbers, or lists of numbers, to tuples of probabilities."""
-    if isinstance(value, str):
-        value = value.split(";")
-    nested = isinstance(value, Iterable) and any(isinstance(item, Iterable) for item in value)
-    return tuple(_numbers("probabilities", item) for item in (value if nested else [value]))
-
-
-def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """Parse ``value``, comma-separated text or a sequence, to numbers in [0, 1]."""
-    try:
-        found = tuple(float(item) for item in (value.split(",") if isinstance(value, str) else value))
-    except (TypeError, ValueError):
-        raise AttendropError(f"{name}={value!r} is not a list of numbers, such as '0,0.5,1'.") from None
-    outside = [number for number in found if not 0 <= number <= 1]
-    if outside or not found:
-        problem = f"holds {outside[0]:g}" if outside else "is empty"
-        raise AttendropError(f"{name}={value!r} {problem}; give numbers from 0 to 1.")
-    return found
 
 
 @dataclass(frozen=True)

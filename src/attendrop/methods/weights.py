@@ -54,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 
 class _MixoutState(WeightMixing):
-    """State with the pre-trained weights."""
-
     def __init__(self, method: Mixout, training: TrainingContext) -> None:
         super().__init__(method, training, by_neuron=method.unit == "neuron")
         model = training.model

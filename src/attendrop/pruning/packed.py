@@ -22,7 +22,7 @@ from torch.nn import functional
 from attendrop.attention.blocks import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES
 
 # Also registers the function for masks, without which transformers runs an unpickled model with none.
-from attendrop.attention.interface import leave_masks_unchanged
+from attendrop.attention.interface import UNCHANGED_MASK, use_implementation
 from attendrop.errors import AttendropError
 from attendrop.tasks.types.model_classes import pooling_of
 
@@ -410,13 +410,7 @@ class PackedLayer(nn.Module):
         return _Tokens(layout.pack(hidden_states), layout, pairs)
 
     def _attend(
-        self,
-        parts: LayerParts,
-        read: Tensor,
-        layout: PaddedLayout,
-        rotary: tuple[Tensor, Tensor] | None,
-        *,
-        first: bool,
+        self, parts: LayerParts, read: Tensor, layout: PaddedLayout, rotary: tuple[Tensor, Tensor] | None, first: bool
     ) -> Tensor:
         """Compute the softmax of products for all tokens, in their layout, or the first ones, ``(batch, hidden)``."""
         queries, *others = parts.project(read, layout.first if first else lambda tokens: tokens)
@@ -453,7 +447,7 @@ def pack_layers(model: Any) -> None:
         )
     if family.relative_positions:
         model.base_model.encoder.get_attention_mask = _unchanged_mask
-    leave_masks_unchanged(model.config)
+    use_implementation(model.config, UNCHANGED_MASK)
     model.requires_grad_(False)
     model.save_pretrained = model.set_attn_implementation = _refuse
 

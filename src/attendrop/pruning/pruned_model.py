@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.blocks import query_key_parameters
 from attendrop.attention.hooks import evaluating, in_full_precision
-from attendrop.attention.interface import forget_implementation
+from attendrop.attention.interface import use_implementation
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.plan import AttentionCall, ConstantAttention, Plan
 from attendrop.attention.tracing import example_inputs
@@ -325,7 +325,7 @@ def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
 def stock_config(config: Any) -> Any:
     """Copy the configuration of a pruned model, as the model of transformers has it."""
     stock = copy.deepcopy(config)
-    forget_implementation(stock)
+    use_implementation(stock, None)
     return stock
 
 

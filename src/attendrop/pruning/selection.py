@@ -239,11 +239,7 @@ def parse_selection(layers: str | int | Sequence[int], tolerance: float) -> Laye
 
 
 def prune_selected(
-    model: Any,
-    selection: LayerSelection,
-    harm: Sequence[float] | None,
-    judge: Judge,
-    tolerance: float,
+    model: Any, selection: LayerSelection, harm: Sequence[float] | None, judge: Judge, tolerance: float
 ) -> tuple[PrunedModel, list[Trial]]:
     """Decide which layers to prune, and prune them, see :func:`prune`; also return the trials of ``auto``.
 
@@ -291,25 +287,25 @@ def prune_selected(
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch]) -> list[float]:
     """Compute the mean loss of the model with constant attention in each layer, one at a time."""
-    losses = []
-    if not (batches := [batch for batch in batches if _labelled_rows(batch)]):
+    losses, rows, labelled = [], list[int](), list[Batch]()
+    for batch in batches:  # rows whose labels the model does not know have no loss
+        labels = batch.get("labels")
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+            number = number_of_rows(batch)
+        else:
+            number = int((labels != IGNORED).reshape(len(labels), -1).any(1).sum())
+        if number:
+            rows.append(number)
+            labelled.append(batch)
+    if not rows:
         raise AttendropError("no row has a label that the model knows, so that layers cannot be ranked by the loss.")
-    rows = [_labelled_rows(batch) for batch in batches]
     with ModelAdapter(model) as adapter, torch.no_grad(), evaluating(model):
-        adapter.trace(batches[0])
+        adapter.trace(labelled[0])
         for layer in attention_layers:
-            passes = (adapter.forward(batch, ConstantAttention([layer.key])) for batch in batches)
+            passes = (adapter.forward(batch, ConstantAttention([layer.key])) for batch in labelled)
             total = sum(float(loss_and_outputs(output)[0]) * count for output, count in zip(passes, rows, strict=True))
             losses.append(total / sum(rows))
     return losses
-
-
-def _labelled_rows(batch: Batch) -> int:
-    """Count the rows of a batch that have a loss, which those whose labels the model does not know have not."""
-    labels = batch.get("labels")
-    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
-        return number_of_rows(batch)
-    return int((labels != IGNORED).reshape(len(labels), -1).any(1).sum())
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,6 @@ def at_once(device: torch.device) -> int:
     return _AT_ONCE_ON_CPU if on_cpu(device) else _AT_ONCE
 
 
-def layers_at_once(elements: int, layers: int, device: torch.device) -> int:
-    """Return how many of some layers, of so many elements each, get their masks together, which then stay in memory.
-
-    On a CPU all do or none, so that these masks take little memory; 0: even those of one layer are too large.
-    """
-    number = at_once(device) // max(1, elements)
-    return 0 if on_cpu(device) and number < layers else min(number, layers)
-
-
 def any_last(mask: Tensor) -> Tensor:
     """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask; by the maximum of bytes a CPU is many times faster."""
     if not on_cpu(mask.device):

@@ -17,6 +17,7 @@ from attendrop.randomness.device_path import on_cpu
 
 # Samples are 16-bit numbers: a probability is exact to within 2**-17.
 _LEVELS = 1 << 16
+Shape = tuple[int, int, int, int]  # (batch, heads, rows, columns)
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -71,7 +72,7 @@ def sample_mask(
     p: float | Sequence[float] | Tensor,
     key: SampleKey,
     names: str | Sequence[str],
-    shape: tuple[int, int, int, int],
+    shape: Shape,
     origins: Tensor | None,
     device: torch.device,
     sizes: Sequence[tuple[int, int]] | None = None,
@@ -121,11 +122,7 @@ def _seeds(key: SampleKey, names: str | Sequence[str], batch: int) -> list[int]:
 
 
 def uniform(
-    key: SampleKey,
-    names: str | Sequence[str],
-    shape: tuple[int, int, int, int],
-    origins: Tensor | None,
-    device: torch.device,
+    key: SampleKey, names: str | Sequence[str], shape: Shape, origins: Tensor | None, device: torch.device
 ) -> Tensor:
     """Sample uniform numbers from (0, 1), keyed as in :func:`sample_mask`; float32, in steps of 2**-16."""
     seeds = _seeds(key, names, shape[0])
@@ -137,13 +134,7 @@ def uniform(
     return (_lanes(seeds, shape, origins, device).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
-def normal(
-    key: SampleKey,
-    name: str,
-    shape: tuple[int, int, int, int],
-    origins: Tensor | None,
-    device: torch.device,
-) -> Tensor:
+def normal(key: SampleKey, name: str, shape: Shape, origins: Tensor | None, device: torch.device) -> Tensor:
     """Sample standard normal numbers, independently, keyed as :func:`sample_mask`; float32, within 4.4 of 0."""
     sampled: Tensor = torch.special.ndtri(uniform(key, name, shape, origins, device))
     return sampled
@@ -206,10 +197,7 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
 
 
 def _lanes_on_cpu(
-    seeds: list[int],
-    shape: tuple[int, int, int, int],
-    origins: Tensor | None,
-    sizes: Sequence[tuple[int, int]] | None = None,
+    seeds: list[int], shape: Shape, origins: Tensor | None, sizes: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[tuple[tuple[slice, slice, slice, slice], Any]]:
     """Yield the lanes of some sequences, and their position; see :func:`sample_mask`.
 
@@ -245,7 +233,7 @@ def _splitmix64_int16(bits: Any) -> Any:
     return bits.astype("<u8", copy=False).view("<i2")
 
 
-def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor | None, device: torch.device) -> Tensor:
+def _lanes(seeds: list[int], shape: Shape, origins: Tensor | None, device: torch.device) -> Tensor:
     """Compute the lanes of all sequences at once, with a hash for every four columns."""
     _, heads, rows, columns = shape
     words = -(-columns // 4)

@@ -43,8 +43,7 @@ def save_method_state(
 ) -> None:
     """Add the state of the method to a checkpoint, in place of an earlier run's: that of all processes, and its own.
 
-    Raises:
-        AttendropError: A value is neither a tensor nor a plain value, so that it could not be read again.
+    Raises AttendropError if a value is neither a tensor nor a plain value, so that it could not be read again.
     """
     files = {_rank_file(checkpoint, rank): rank_state}
     if rank == 0:

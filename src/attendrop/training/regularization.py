@@ -26,12 +26,7 @@ from attendrop.attention.hooks import is_compiled, replaced_attribute
 from attendrop.attention.interface import refuse_unsavable
 from attendrop.attention.plan import Plan, keywords
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import (
-    Method,
-    MethodState,
-    check_state,
-    refuse_with_adapter,
-)
+from attendrop.methods.core.base import Method, MethodState, check_state, refuse_with_adapter
 from attendrop.methods.core.context import (
     ComputeLoss,
     LabelledRows,

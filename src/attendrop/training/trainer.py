@@ -106,7 +106,6 @@ class RegularizedTrainer(Trainer):
         metrics: Callable[..., dict[str, float]] | None = compute_reward_metrics or self.compute_metrics
         self.compute_reward_metrics = metrics
         self._regularization: Regularization | None = None
-        self._regularized_loss: Callable[..., Any] | None = None
         self._loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Path] | None = None
@@ -208,7 +207,8 @@ class RegularizedTrainer(Trainer):
         if self._regularization is None:
             return super().training_step(model, inputs, num_items_in_batch)
         self._regularization.batches += 1
-        with replaced_attribute(self, "compute_loss", self._regularized_loss):
+        assert self._loss is not None
+        with replaced_attribute(self, "compute_loss", partial(self._loss.regularized, self._regularization)):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -244,7 +244,6 @@ class RegularizedTrainer(Trainer):
         )
         run = self.model_wrapped if is_compiled(self.model_wrapped) else None
         self._regularization = Regularization(training, self.regularizer, run)
-        self._regularized_loss = partial(trainer_loss.regularized, self._regularization)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
@@ -264,7 +263,7 @@ class RegularizedTrainer(Trainer):
         """Detach the method from the model. Idempotent."""
         if self._regularization is not None:
             self._regularization.close()
-        self._regularization = self._regularized_loss = None
+        self._regularization = None
 
     def labelled(self, rows: Any) -> LabelledRows | None:
         """Make batches of rows of only the columns that the model reads; None for streams and several data sets."""

@@ -134,10 +134,8 @@ class TrainerLoss:
         there must be exactly one call, or AttendropError is raised.
         """
         once, with_gradients = self._reads_outputs or plan is not None, torch.is_grad_enabled()
-        smooths, unwrapped = (
-            self._is_stock and self.trainer.label_smoother,
-            self.trainer.accelerator.unwrap_model(model),
-        )
+        smooths = self._is_stock and self.trainer.label_smoother
+        unwrapped = self.trainer.accelerator.unwrap_model(model)
         if smooths:
             refuse_smoothing(unwrapped, None, inputs)
         calls, returned = 0, list[Any]()

@@ -569,16 +569,18 @@ class Compose(Method):
         flat = tuple(part for method in methods for part in method.parts)
         if len(flat) < 2:
             raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
-        object.__setattr__(self, "methods", flat)
-        any_of: dict[str, Any] = {
-            fact: any(getattr(part.info, fact) for part in flat)
-            for fact in ("uses_attention", "skips_parameters", "needs_loss_scale")
-        }
+        facts = ("uses_attention", "skips_parameters", "needs_loss_scale")
+        any_of: dict[str, Any] = {fact: any(getattr(part.info, fact) for part in flat) for fact in facts}
         info = MethodInfo("+".join(part.name for part in flat), "several methods at once", **any_of)
-        object.__setattr__(self, "info", info)
-        object.__setattr__(self, "name", info.name)
-        object.__setattr__(self, "source", info.name.replace("-", "_"))
-        refuse_conflicts(flat)
+        vars(self).update(methods=flat, info=info, name=info.name, source=info.name.replace("-", "_"))
+        rules = dict.fromkeys((*chain.from_iterable(part.info.rules for part in flat), *RULES))
+        for number, one in enumerate(flat):
+            for other in flat[:number]:
+                if one.name == other.name:
+                    raise AttendropError(f"Method '{one.name}' is given twice; give it once.")
+                for rule in rules:
+                    if (one.has(rule.one) and other.has(rule.other)) or (one.has(rule.other) and other.has(rule.one)):
+                        raise AttendropError(f"'{other.name}' and '{one.name}' cannot be combined. {rule.reason}")
 
     @property
     def parts(self) -> tuple[Method, ...]:
@@ -600,15 +602,3 @@ class Compose(Method):
     def options(self) -> dict[str, Any]:
         """Return the options of each method, by its name."""
         return {part.name: part.options() for part in self.methods}
-
-
-def refuse_conflicts(methods: Sequence[Method]) -> None:
-    """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
-    rules = dict.fromkeys((*chain.from_iterable(method.info.rules for method in methods), *RULES))
-    for number, one in enumerate(methods):
-        for other in methods[:number]:
-            if one.name == other.name:
-                raise AttendropError(f"Method '{one.name}' is given twice; give it once.")
-            for rule in rules:
-                if (one.has(rule.one) and other.has(rule.other)) or (one.has(rule.other) and other.has(rule.one)):
-                    raise AttendropError(f"'{other.name}' and '{one.name}' cannot be combined. {rule.reason}")

@@ -75,8 +75,7 @@ def _number(text: str, inside: Callable[[float], bool], more: str = "") -> Range
 
 SWITCH = Range("true or false", check_switch)
 LAYERS = Range(
-    "all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)",
-    lambda name, value: checked_layers(value),
+    "all, first, numbers (0,3), encoder, decoder, cross, or both (cross:0,1)", lambda name, value: checked_layers(value)
 )
 
 

@@ -220,8 +220,7 @@ class WeightMixing(MethodState):
 class InitialState:
     """Copy of the initial weights of a model that training changes, on the CPU, and of the state of its optimizer.
 
-    Raises:
-        AttendropError: The optimizer or the number of planned steps is unknown.
+    Raises AttendropError if the optimizer or the number of planned steps is unknown.
     """
 
     def __init__(self, method: Method, training: TrainingContext) -> None:

@@ -17,7 +17,7 @@ from attendrop.attribution.finite_gradients import finite_gradients, gradients_o
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import LayerCounts, StepContext
-from attendrop.randomness.candidates import kept, layers_at_once
+from attendrop.randomness.candidates import at_once, kept
 from attendrop.randomness.device_path import on_cpu
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
@@ -66,8 +66,8 @@ class RandomMaskPlan(Plan):
         drops: In place of ``make``: function of this plan and a call, perhaps of several layers, that returns where to
             drop scores; None drops nothing there.
         alike: Layers get their masks together only if it returns the same of them; None if all may that are of a kind.
-        origins: Finds :meth:`AttentionCall.origins` on the host, if it is known there; None if all are zero.
-        sizes: Finds the queries and keys of each sequence beyond which :meth:`sample` is not read, if they are known.
+        spans: Finds, for each sequence of a layer, the first query and the number of queries, and the same of keys,
+            outside of which :meth:`sample` is not read; None if they are not known on the host.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class RandomMaskPlan(Plan):
         *,
         drops: Callable[[RandomMaskPlan, AttentionCall], DroppedScores | None] | None = None,
         alike: Callable[[AttentionLayer], object] | None = None,
-        origins: Callable[[AttentionCall], Tensor | None] | None = None,
-        sizes: Callable[[AttentionCall], Sequence[tuple[int, int]] | None] | None = None,
+        spans: Callable[[AttentionCall], Sequence[tuple[int, int, int, int]] | None] | None = None,
     ) -> None:
         self.method = method
         self.context = context
@@ -92,8 +91,7 @@ class RandomMaskPlan(Plan):
         self._alike = alike or (lambda _: None)
         self._made: dict[str, AttentionEdit] = {}
         self._edits: dict[str, _LayerEdit] = {}
-        self._find_origins = origins or AttentionCall.origins
-        self._sizes = sizes
+        self._spans = spans or (lambda _: None)
         self._origins: dict[tuple[str, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
@@ -129,7 +127,9 @@ class RandomMaskPlan(Plan):
         chosen = [layer for layer in self.context.adapter.attention_layers if layer.key in self.layer_keys]
         kind, like = call.layer.kind, self._alike(call.layer)
         alike = [layer for layer in chosen if layer.kind == kind and self._alike(layer) == like]
-        at_a_time = layers_at_once(math.prod(call.shape), len(alike), call.device)
+        # On a CPU all get their masks together, or none, since these stay in memory; 0: that of one is too large.
+        at_a_time = min(at_once(call.device) // max(1, math.prod(call.shape)), len(alike))
+        at_a_time = 0 if on_cpu(call.device) and at_a_time < len(alike) else at_a_time
         layers = alike[alike.index(call.layer) :][: max(1, at_a_time)]
         stack, names = call.stacked(layers), [layer.key for layer in layers]
         found = self._drops(self, stack)
@@ -153,7 +153,11 @@ class RandomMaskPlan(Plan):
         """Return ``call.origins()``, cached by kind and mask, which layers usually share; None if all are zero."""
         key = call.layer.kind, id(call.valid), call.shape[0]
         if key not in self._origins:
-            found = None if call.valid is None else self._find_origins(call)
+            found, spans = None, None if call.valid is None else self._spans(call)
+            if spans is not None and any(query or first for query, _, first, _ in spans):
+                found = torch.tensor([(query, first) for query, _, first, _ in spans] * len(call.layers))
+            elif spans is None and call.valid is not None:
+                found = call.origins()
             self._origins[key] = call.valid, found  # with the mask, the number stays its own
         return self._origins[key][1]
 
@@ -162,7 +166,8 @@ class RandomMaskPlan(Plan):
 
         ``p`` is one number, one for each layer of the call, or a tensor that expands to that.
         """
-        names, sizes = [layer.key for layer in call.layers], None if self._sizes is None else self._sizes(call)
+        names, spans = [layer.key for layer in call.layers], self._spans(call)
+        sizes = None if spans is None else [(queries, keys) for _, queries, _, keys in spans]
         return sample_mask(p, self.context.key, names, call.shape, self.origins(call), call.device, sizes)
 
     def uniform(self, call: AttentionCall) -> Tensor:
