@@ -32,7 +32,6 @@ from attendrop.wording import aligned, counted, decimals, in_markdown, markdown_
 # Methods in a table --------------------------------------------------------------------------------------------------
 
 Metrics = Mapping[str, Any]
-_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class MethodRow:
             "mean": self.mean,
             "std": self.std,
             "pairs": self.pairs,
-            **(found.mean if found else _UNKNOWN).as_dict("difference"),
+            **(found.mean if found else Estimate(math.nan, math.nan, math.nan)).as_dict("difference"),
             "these_rows_low": finite(found.seeds_only.low) if found else None,
             "these_rows_high": finite(found.seeds_only.high) if found else None,
             "ahead": None if found is None else found.ahead,
@@ -274,10 +273,6 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
-# A method takes the place of the reference for its time alone if it takes less than this fraction: times are noisy.
-_CHEAPER = 0.9
-# On fewer rows, nothing is said to be equivalent: 3 / 600 = 0.005.
-_ROWS_TO_BE_EQUIVALENT = 600
 # The groups of methods by their difference from the reference, in words.
 GROUPS = {
     "ahead": "Also significantly ahead",
@@ -292,8 +287,8 @@ BASELINES_IN_WORDS = {
     "frozen": "the linear model on the frozen encoder",
     "setfit": "the linear model on an encoder that was trained on pairs",
 }
-# Decimals of scores, but for small errors; and scores that are shown with an exponent.
-DECIMALS, _HUGE = 3, 1e9
+# Decimals of scores, but for small errors.
+DECIMALS = 3
 
 
 class Rule(NamedTuple):
@@ -393,7 +388,7 @@ class Verdict:
             self.best_tuned = self.cheapest_of_best(self.ahead, self.plain)
         elif self.equivalent and not self.inconclusive:
             cheapest = min(self.equivalent, key=lambda row: row.cost)
-            if cheapest.cost < _CHEAPER * self.plain.cost:
+            if cheapest.cost < 0.9 * self.plain.cost:  # times are noisy
                 self.best_tuned = cheapest
         # The best baseline, None without one; the best fine-tuned model, with its lead; and those that are over it.
         # A baseline that trains the encoder must be significantly ahead of those that do not.
@@ -446,11 +441,12 @@ class Verdict:
     def is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically zero.
 
-        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all. Of many
-        rows, there are fewer blocks than usual only if each is of rows that belong together: then they count, not rows.
+        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all, in 0.005
+        of 600. Of many rows, there are fewer blocks than usual only if each is of rows that belong together: then they
+        count, not rows.
         """
         known = None if difference is None else difference.components
-        if difference is None or (known and (known.rows < _ROWS_TO_BE_EQUIVALENT or known.units < BLOCKS)):
+        if difference is None or (known and (known.rows < 600 or known.units < BLOCKS)):
             return False
         return -self.margin < difference.mean.low and difference.mean.high < self.margin
 
@@ -527,7 +523,7 @@ def name(label: str) -> str:
 def number(value: float, digits: int = DECIMALS) -> str:
     """Format a score, zero without a sign; errors of large numbers, such as prices, without decimals."""
     size = abs(value)
-    return f"{value:z.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < _HUGE else f"{value:.4g}"
+    return f"{value:z.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < 1e9 else f"{value:.4g}"
 
 
 def signed(value: float, digits: int = DECIMALS) -> str:
@@ -564,13 +560,10 @@ def cost(row: MethodRow) -> str:
 # Differences below this are practically zero: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
-# Below this number of groups, their number limits what can be said of new ones.
-FEW_GROUPS = 30
 DIFFERENCE, SEEDS_ONLY = "difference [95 % CI (seeds × examples)]", "[seeds only]"
 COLUMNS = ("method", "seeds", "score", DIFFERENCE, SEEDS_ONLY, "p (Holm)", "ahead", "time")
 # Further columns, for the out-of-distribution split.
 OOD_COLUMNS = ("OOD score", "OOD difference")
-_OOD_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
 
 
 @dataclass(frozen=True)
@@ -668,7 +661,8 @@ class Answer:
             for key in ("options", "scores", "differences", "runs", "components"):
                 del record[key]
             if self.ood is not None:
-                record |= {f"ood_{key}": there.get(row.label, {}).get(key) for key in _OOD_RECORD}
+                keys = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
+                record |= {f"ood_{key}": there.get(row.label, {}).get(key) for key in keys}
             records.append(record)
         return records
 
@@ -827,7 +821,7 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
             "rows, too: scores on them are optimistic."
         )
     groups = max((each.groups for row in rows for each in row.by_row.values() if each.groups < each.rows), default=0)
-    if 0 < groups < FEW_GROUPS:
+    if 0 < groups < 30:
         yield (
             f"The evaluation rows are of {groups} groups only, so that little is known of others: further groups make "
             "the 95 % CI (seeds × examples) narrower, and further rows of these hardly."
