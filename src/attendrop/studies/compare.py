@@ -39,9 +39,8 @@ from attendrop.studies.study import check_study_folder, write_compared, write_re
 from attendrop.support.files import finite, model_sha256, write_json, write_text
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import promise
-from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
-from attendrop.wording import aligned, csv_of_records, in_markdown, markdown_table, score_text
+from attendrop.wording import aligned, in_markdown, markdown_table, score_text
 
 SELECTION_FRACTION = 0.2
 # How far the learning rate is searched, in both directions.
@@ -119,18 +118,17 @@ class Outcome:
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
-        lines += [] if self.accept is None else [promise(self.accept)]
-        return lines
+        return lines if self.accept is None else [*lines, promise(self.accept)]
 
     def write(self, folder: Path) -> None:
         """Write the answer, with the chosen settings."""
         told, table = [*self.choices, *(each.sentence for each in self.curves)], ""
-        if self.encoders is not None:
-            told += [" ".join(self.encoders.sentences), self.encoders.title]
-            header, *rows = ([*map(in_markdown, row)] for row in self.encoders.table())
+        if (of := self.encoders) is not None:
+            told += [" ".join(of.sentences), of.title]
+            header, *rows = ([*map(in_markdown, row)] for row in of.table())
             table = f"\n{markdown_table(header, rows)}\n"
         text = self.answer.markdown() + "".join(f"\n{in_markdown(line)}\n" for line in told) + table
-        write_reports(folder, text, self.as_dict(), csv_of_records(self.answer.records()))
+        write_reports(folder, text, self.as_dict(), self.answer.records())
 
 
 def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
@@ -199,12 +197,10 @@ def run_comparison(
     # Bad data and models are to be refused once, and not by each run.
     asked = comparison.config
     run = resolve_run(asked)
-    parts = run.parts
+    parts, defined = run.parts, defined_for(run.task)
     load_tokenizer(asked.model, run.task)
     refuse_unusable(comparison, run.task)
     comparison.check_record()
-    config = replace(asked, accept=None)  # which only the kept model needs
-    comparison = replace(comparison, config=config)
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
     unlike = f", {len(parts.report['ood'])} on the OOD split" if "ood" in parts.report else ""
@@ -215,12 +211,13 @@ def run_comparison(
     )  # fmt: skip
     if run.data.looks_grouped:
         logger.warning("%s", run.data.looks_grouped)
-    defined = defined_for(run.task)
     if undefined := [name for name in comparison.baselines if name not in defined]:
         logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
-        comparison = replace(comparison, baselines=tuple(name for name in comparison.baselines if name in defined))
+    baselines = tuple(name for name in comparison.baselines if name in defined)
+    # Only the model that is kept needs ``accept``.
+    comparison = replace(comparison, config=replace(asked, accept=None), baselines=baselines)
     defaults = {setting.label: setting for setting in comparison.methods}
-    rows = len(defaults) + len(comparison.baselines) + bool(config.with_columns)
+    rows = len(defaults) + len(baselines) + bool(asked.with_columns)
     final = comparison.seeds * rows + comparison.keep_best
     final += comparison.curve * MODELS * (SEEDS * len(HALVINGS) - min(SEEDS, comparison.seeds))
     with open_runner(folder, workers=workers, backend=backend) as runner:
@@ -230,9 +227,7 @@ def run_comparison(
         perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
             on_plan(len(defaults) * comparison.trials * comparison.folds + final)
-            trials = search_settings(
-                config, comparison.methods, trials=comparison.trials, folds=comparison.folds, perform=perform
-            )
+            trials = search_settings(comparison, perform)
         on_plan(sum(map(len, trials.values())) * comparison.folds + final)
         # Train all methods with each seed, and compare them.
         settings = defaults | {label: choose(each) for label, each in trials.items()}
@@ -286,8 +281,8 @@ def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) ->
     rates = {each.label: each.learning_rate for each in comparison.methods}
     for seed in range(comparison.seeds):
         for label, setting in settings.items():
-            named, rate = labelled_method(setting.method, setting.options), rates.get(label)
-            named = "" if rate is None else f"{named} learning_rate={rate:g}"
+            rate = rates.get(label)
+            named = "" if rate is None else f"{labelled_method(setting.method, setting.options)} learning_rate={rate:g}"
             runs.append(RunSpec(setting.applied(config, seed=seed), label=named))
         if config.with_columns:
             label = WITHOUT + ", ".join(config.with_columns)
@@ -320,14 +315,7 @@ def choose(trials: Sequence[Trial]) -> MethodSetting:
     return best.setting
 
 
-def search_settings(
-    config: RunConfig,
-    defaults: Sequence[MethodSetting],
-    *,
-    trials: int,
-    folds: int,
-    perform: Callable[[list[RunSpec]], list[Event]],
-) -> dict[str, list[Trial]]:
+def search_settings(comparison: Comparison, perform: Callable[[list[RunSpec]], list[Event]]) -> dict[str, list[Trial]]:
     """Try up to ``trials`` settings of each method on selection rows; return them by label of the default, the first.
 
     They are proposed by optuna's tree-structured Parzen estimator, from the scores so far and the seed alone, so that a
@@ -342,7 +330,7 @@ def search_settings(
     except ImportError:
         raise AttendropError("--trials needs optuna; run `pip install 'attendrop[search]'`.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    states = optuna.trial.TrialState
+    states, config, defaults, folds = optuna.trial.TrialState, comparison.config, comparison.methods, comparison.folds
     studies, spaces, found = {}, {}, {each.label: list[Trial]() for each in defaults}
     for default in defaults:
         alike = [each for each in defaults if each.method == default.method]
@@ -359,7 +347,7 @@ def search_settings(
         studies[default.label] = optuna.create_study(direction="maximize", sampler=sampler)
         studies[default.label].enqueue_trial({name: values[0] for name, values in spaces[default.label].items()})
     first: dict[str, dict[str, Any]] = {}  # the metrics of the defaults
-    for number in range(trials):
+    for number in range(comparison.trials):
         # Propose a setting of each method, as a change of its default: of what that is on these data.
         proposals: dict[str, tuple[Any, MethodSetting]] = {}
         for default in defaults:
@@ -402,7 +390,7 @@ def keep_best(
     config: RunConfig, found: Answer, results: Sequence[Event], folder: Path, on_event: OnEvent
 ) -> tuple[str, Path, dict[str, Any] | None]:
     """Train the recommended model; return the label of its row, its folder, and which answers it accepts, if asked."""
-    wanted = best_model(found, results, config, resolve_run(config).task.type, folder)
+    wanted = best_model(found, results, config, folder)
     place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
         rows = fingerprint(resolve_run(wanted.config).parts)
@@ -440,9 +428,7 @@ def keep_best(
     return kept, place, metrics.get("accept")
 
 
-def best_model(
-    answer: Answer, results: Sequence[Event], config: RunConfig, task_type: TaskType, folder: Path
-) -> RunSpec:
+def best_model(answer: Answer, results: Sequence[Event], config: RunConfig, folder: Path) -> RunSpec:
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
     It is trained on all rows, but for those that the method, the protocol or ``accept`` needs held out. A linear model
@@ -463,7 +449,7 @@ def best_model(
         changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
     else:
         changes |= {"lora": None, "patience": None, "selection_fraction": 0.0, "refit": False, "protocol": "held-out"}
-    frozen = baseline == FROZEN and task_type.one_vector and is_encoder(load_config(own.model))
+    frozen = baseline == FROZEN and resolve_run(config).task.type.one_vector and is_encoder(load_config(own.model))
     if frozen and trained_pooling(own.model) != "cls":  # no class of transformers reads that as it is
         changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None

@@ -161,7 +161,6 @@ RAY = "ray:"
 FAILED = "failed.json"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 SECONDS_BETWEEN_REPORTS = 0.5
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _SPAWN = get_context("spawn")
 OnEvent = Callable[[Event], None]
 # Of a run: its ``metrics``; or its ``error`` with ``details``, the traceback unless it is a user's mistake; or why it
@@ -410,8 +409,9 @@ def available_cores() -> int:
 
 def threads_of_worker(threads: int) -> dict[str, str]:
     """Return the variables that set the threads of all libraries in a process, or the user's ``OMP_NUM_THREADS``."""
-    wanted = os.environ.get(_THREADS[0], str(threads))
-    return {name: os.environ.get(name, wanted) for name in _THREADS}
+    wanted = os.environ.get("OMP_NUM_THREADS", str(threads))
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {name: os.environ.get(name, wanted) for name in names}
 
 
 @dataclass
