@@ -280,6 +280,7 @@ GROUPS = {
     "behind": "Significantly behind",
     "untested": "Not tested (fewer than {least} common seeds, or no scores by row)",
 }
+# The baselines.
 IN_WORDS = {
     "majority": "the constant answer",
     "tfidf": "the TF-IDF model",

@@ -127,12 +127,10 @@ class Screening:
             reason = f"it is shown to be ahead of all that are smaller {lead(best_smaller)}"
         else:
             reason = "it has the best score, and none is smaller"
-        told = [
-            f"Encoder: {self.name_of(chosen)}. Frozen, with a linear model, on the {self.rows} training rows, {reason}."
-        ]
-        if self.left_out:
-            told.append(f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}.")
-        return told
+        rows = f"on the {self.rows} training rows"
+        told = f"Encoder: {self.name_of(chosen)}. Frozen, with a linear model, {rows}, {reason}."
+        left_out = f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}."
+        return [told, left_out] if self.left_out else [told]
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the header and the rows of a table, as texts."""
