@@ -543,8 +543,7 @@ def cost(row: MethodRow) -> str:
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x" if row.cost < 10 else f"{row.cost:.0f}x"
 
 
-# Differences below this are practically zero: of scores up to 1, and of errors as a share of the reference's.
-MARGIN = 0.005
+# Differences below this are practically zero, as a share of the reference's error; of scores up to 1, below 0.005.
 ERROR_MARGIN = 0.01
 COLUMNS = (
     "method", "seeds", "score", "difference [95 % CI (seeds × examples)]", "[seeds only]", "p (Holm)", "ahead", "time",
@@ -713,7 +712,7 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     rows = method_rows([run for run in metrics if has_score(run)], reference)
     first, metric, given = metrics[0], metrics[0]["metric"], margin
     if margin is None:
-        margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
+        margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else 0.005
     verdict, file = Verdict(rows, margin), first.get("config", {}).get("train_file")
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
