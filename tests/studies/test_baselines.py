@@ -133,7 +133,7 @@ def test_a_baseline_that_was_killed_starts_over_and_a_finished_one_does_not(
 ) -> None:
     place, given = folder / "again", config(folder, "again")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(baselines, "finish_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(run_folder, "finish_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         run_baseline(given, "majority")
     assert (partial_of(place) / "run.json").exists() and not place.exists()
     metrics = run_baseline(given, "majority")

@@ -219,8 +219,8 @@ def test_what_makes_no_sense_is_refused_before_others_train(
 def search(folder: Path, runner: Runner, *defaults: MethodSetting, seed: int = 0, **options: Any) -> Any:
     pytest.importorskip("optuna")
     config = tiny.config(folder, method="finetune", seed=seed, learning_rate=None, **options.pop("run", {}))
-    chosen: dict[str, Any] = {"trials": 6, "folds": 2} | options
-    return search_settings(config, defaults or (MethodSetting("finetune"), DEFAULT), perform=runner.run, **chosen)
+    chosen: dict[str, Any] = {"trials": 6, "folds": 2, "methods": defaults or [DEFAULT], "output_dir": ""} | options
+    return search_settings(Comparison(config=config, **chosen), runner.run)
 
 
 def near_one_rate(spec: RunSpec) -> float:
@@ -268,7 +268,7 @@ def test_settings_are_scored_on_held_out_rows_and_a_default_that_fails_is_not_se
         search(folder, Runner(lambda spec: None))
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(AttendropError, match=r"--trials needs optuna; run `pip install 'attendrop\[search\]'`"):
-        search_settings(tiny.config(folder), [DEFAULT], trials=2, folds=2, perform=Runner().run)
+        search_settings(comparison(folder, trials=2), Runner().run)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def kept(config: RunConfig, recommended: str, decided: dict[str, Any] | None = N
             spec = RunSpec(dataclasses.replace(own, seed=seed), baseline)
             results.append(Event("finished", spec, Path(f"{name}-{seed}"), metrics))
     found = answer([each.run for each in results])
-    wanted = best_model(found, results, config, resolve_run(config).task.type, Path(config.output_dir))
+    wanted = best_model(found, results, config, Path(config.output_dir))
     assert wanted.keep_model
     return wanted.baseline, resolve_run(wanted.config).config
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from attendrop.wording import aligned, counted, decimals, in_markdown, markdown_
 # Methods in a table --------------------------------------------------------------------------------------------------
 
 Metrics = Mapping[str, Any]
-_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class MethodRow:
             "mean": self.mean,
             "std": self.std,
             "pairs": self.pairs,
-            **(found.mean if found else _UNKNOWN).as_dict("difference"),
+            **(found.mean if found else Estimate(math.nan, math.nan, math.nan)).as_dict("difference"),
             "these_rows_low": finite(found.seeds_only.low) if found else None,
             "these_rows_high": finite(found.seeds_only.high) if found else None,
             "ahead": None if found is None else found.ahead,
@@ -174,7 +173,7 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     rows = []
     for label, group in groups.items():
         seeds, first, is_reference = sorted(group), next(iter(group.values())), label == reference
-        known, is_error = list[float](), first.get("metric", "").startswith("neg_")
+        known, metric = list[float](), first.get("metric", "")
         for seed, plain in groups.get(reference, {}).items():
             if seed in group and plain["train_seconds"] > 0:
                 ratio = float(group[seed]["train_seconds"] / plain["train_seconds"])
@@ -192,8 +191,8 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
             is_reference,
             any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
             {seed: RowScores.from_dict(found) for seed in seeds if (found := group[seed].get("row_scores"))},
-            scale=statistics.fmean(abs(run["score"]) for run in group.values()) if is_error else 1.0,
-            span=span_of(first.get("metric", "")),
+            scale=statistics.fmean(abs(run["score"]) for run in group.values()) if metric.startswith("neg_") else 1.0,
+            span=span_of(metric),
             cost=1.0 if is_reference else statistics.median(known) if known else math.inf,
         )
         rows.append(row)
@@ -223,9 +222,8 @@ def has_score(run: Metrics) -> bool:
 def scored_on(run: Metrics, *, ood: bool = False) -> str:
     """Describe the rows on which a run is scored, with their number, or those of its out-of-distribution split."""
     config, scores = run.get("config", {}), (run["ood"] if ood else run).get("row_scores") or {}
-    groups = (
-        f" of {scores['groups']} {'groups' if config.get('group_column') else 'texts'}" if "groups" in scores else ""
-    )
+    kind = "groups" if config.get("group_column") else "texts"
+    groups = f" of {scores['groups']} {kind}" if "groups" in scores else ""
     rows = run["data"]["rows"].get("ood" if ood else "dev")
     if not ood:
         return scored_data(run, "" if rows is None else f" ({rows} rows{groups})")
@@ -274,10 +272,6 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
-# A method takes the place of the reference for its time alone if it takes less than this fraction: times are noisy.
-_CHEAPER = 0.9
-# On fewer rows, nothing is said to be equivalent: 3 / 600 = 0.005.
-_ROWS_TO_BE_EQUIVALENT = 600
 # The groups of methods by their difference from the reference, in words.
 GROUPS = {
     "ahead": "Also significantly ahead",
@@ -286,63 +280,51 @@ GROUPS = {
     "behind": "Significantly behind",
     "untested": "Not tested (fewer than {least} common seeds, or no scores by row)",
 }
-BASELINES_IN_WORDS = {
+# The baselines.
+IN_WORDS = {
     "majority": "the constant answer",
     "tfidf": "the TF-IDF model",
     "frozen": "the linear model on the frozen encoder",
     "setfit": "the linear model on an encoder that was trained on pairs",
 }
-# Decimals of scores, but for small errors; and scores that are shown with an exponent.
-DECIMALS, _HUGE = 3, 1e9
-
-
-class Rule(NamedTuple):
-    """Rule of a :class:`Verdict`: when it holds; what is used, the candidate and the reference; and the sentence."""
-
-    why: str
-    holds: Callable[[Any], Any]
-    decides: Callable[[Any], tuple[MethodRow | None, MethodRow | None, MethodRow | None]]
-    says: str
-
-
+# Decimals of scores, but for small errors.
+DECIMALS = 3
 _FEW = "{seeds} in common of {candidate} and {reference}: too few to tell, take {least} or more."
 _NO_ROWS = (
     "The runs have no scores by row, or of different rows, so nothing is known of other rows: compare in a new folder, "
     "with two evaluation rows or more."
 )
-RULES = (
+# The reason; when the rule holds for a verdict; what is used, the candidate and the reference; and the sentence.
+RULES: tuple[tuple[str, Callable[[Any], Any], Callable[[Any], tuple[MethodRow | None, ...]], str], ...] = (
     # Fine-tuned models against the best baseline.
-    Rule("few seeds", lambda f: f.base and f.gap.n < MIN_SEEDS, lambda f: (None, f.leader, f.base), _FEW),
-    Rule("no row scores", lambda f: f.base and f.gap.p_value is None, lambda f: (None, f.leader, f.base), _NO_ROWS),
-    Rule("others not ahead", lambda f: f.base and f.over and f.best_tuned not in f.over,
-         lambda f: (f.best_over, f.best_over, f.base),
-         "It is significantly ahead of {reference}, as not all fine-tuned models are: {gain}."),
-    Rule("behind", lambda f: f.base and not f.over and f.gap.mean.value <= ROUNDING,
-         lambda f: (f.base, f.leader, f.base),
-         "Fine-tuning is not ahead of it ({candidate}: {gain})."),
-    Rule("negligible", lambda f: f.base and not f.over and f.is_within(f.gap),
-         lambda f: (f.base, f.leader, f.base),
-         "Fine-tuning is equivalent to it, within ±{margin} ({candidate}: {gain})."),
-    Rule("undecided", lambda f: f.base and not f.over,
-         lambda f: (f.base, f.leader, f.base),
-         "Fine-tuning is not significantly ahead of it ({candidate}: {gain})."),
+    ("few seeds", lambda f: f.base and f.gap.n < MIN_SEEDS, lambda f: (None, f.leader, f.base), _FEW),
+    ("no row scores", lambda f: f.base and f.gap.p_value is None, lambda f: (None, f.leader, f.base), _NO_ROWS),
+    ("others not ahead", lambda f: f.base and f.over and f.best_tuned not in f.over,
+     lambda f: (f.best_over, f.best_over, f.base),
+     "It is significantly ahead of {reference}, as not all fine-tuned models are: {gain}."),
+    ("behind", lambda f: f.base and not f.over and f.gap.mean.value <= ROUNDING,
+     lambda f: (f.base, f.leader, f.base), "Fine-tuning is not ahead of it ({candidate}: {gain})."),
+    ("negligible", lambda f: f.base and not f.over and f.is_within(f.gap),
+     lambda f: (f.base, f.leader, f.base), "Fine-tuning is equivalent to it, within ±{margin} ({candidate}: {gain})."),
+    ("undecided", lambda f: f.base and not f.over, lambda f: (f.base, f.leader, f.base),
+     "Fine-tuning is not significantly ahead of it ({candidate}: {gain})."),
     # Methods against plain fine-tuning, or another method that is named as the reference.
-    Rule("alone", lambda f: not f.methods, lambda f: (f.plain, None, None), "No other method has a result."),
-    Rule("few seeds", lambda f: max(row.pairs for row in f.methods) < MIN_SEEDS,
-         lambda f: (None, max(f.methods, key=lambda row: (row.pairs > 1, gain_of(row))), f.plain), _FEW),
-    Rule("no row scores", lambda f: len(f.untested) == len(f.methods),
-         lambda f: (None, max(f.methods, key=gain_of), f.plain), _NO_ROWS),
-    Rule("ahead", lambda f: f.ahead, lambda f: (f.best_tuned, f.best_tuned, f.plain),
-         "It is significantly ahead of {reference}: {gain}."),
-    Rule("all behind", lambda f: not f.equivalent and not f.inconclusive,
-         lambda f: (f.plain, max(f.behind, key=gain_of), f.plain),
-         "All other methods that are tested are significantly behind ({candidate}: {gain})."),
-    Rule("negligible", lambda f: not f.inconclusive,
-         lambda f: (f.best_tuned, max(f.equivalent, key=gain_of), f.plain),
-         "No method that is tested is better by more than {margin}, and none as good is clearly cheaper ({candidate}: "
-         "{gain})."),
-    Rule("undecided", lambda f: True, lambda f: (f.plain, max(f.inconclusive, key=gain_of), f.plain),
-         "No other method is significantly ahead by more than {margin} ({candidate}: {gain})."),
+    ("alone", lambda f: not f.methods, lambda f: (f.plain, None, None), "No other method has a result."),
+    ("few seeds", lambda f: max(row.pairs for row in f.methods) < MIN_SEEDS,
+     lambda f: (None, max(f.methods, key=lambda row: (row.pairs > 1, gain_of(row))), f.plain), _FEW),
+    ("no row scores", lambda f: len(f.untested) == len(f.methods),
+     lambda f: (None, max(f.methods, key=gain_of), f.plain), _NO_ROWS),
+    ("ahead", lambda f: f.ahead, lambda f: (f.best_tuned, f.best_tuned, f.plain),
+     "It is significantly ahead of {reference}: {gain}."),
+    ("all behind", lambda f: not f.equivalent and not f.inconclusive,
+     lambda f: (f.plain, max(f.behind, key=gain_of), f.plain),
+     "All other methods that are tested are significantly behind ({candidate}: {gain})."),
+    ("negligible", lambda f: not f.inconclusive,
+     lambda f: (f.best_tuned, max(f.equivalent, key=gain_of), f.plain),
+     "No method that is tested is better by more than {margin}, and none as good is clearly cheaper ({candidate}: "
+     "{gain})."),
+    ("undecided", lambda f: True, lambda f: (f.plain, max(f.inconclusive, key=gain_of), f.plain),
+     "No other method is significantly ahead by more than {margin} ({candidate}: {gain})."),
 )  # fmt: skip
 
 
@@ -393,15 +375,15 @@ class Verdict:
             self.best_tuned = self.cheapest_of_best(self.ahead, self.plain)
         elif self.equivalent and not self.inconclusive:
             cheapest = min(self.equivalent, key=lambda row: row.cost)
-            if cheapest.cost < _CHEAPER * self.plain.cost:
+            if cheapest.cost < 0.9 * self.plain.cost:  # times are noisy
                 self.best_tuned = cheapest
         # The best baseline, None without one; the best fine-tuned model, with its lead; and those that are over it.
         # A baseline that trains the encoder must be significantly ahead of those that do not.
         self.base = max(baselines, key=gain_of, default=None)
         if self.base is not None:
             simple = max((row for row in baselines if row.method in CHEAP), key=gain_of, default=self.base)
-            lead = self.base.versus(simple)
-            self.base = self.base if lead and self.is_over(lead, self.corrected({"": lead}).get("")) else simple
+            if not (lead := self.base.versus(simple)) or not self.is_over(lead, self.corrected({"": lead}).get("")):
+                self.base = simple
         found = {row.label: row.versus(self.base) for row in self.tuned} if self.base else {}
         self.leads = {label: lead for label, lead in found.items() if lead is not None}
         self.p_values = self.corrected(self.leads)
@@ -416,9 +398,8 @@ class Verdict:
             if self.over:
                 first = self.plain in self.over
                 self.best_over = self.plain if first else self.cheapest_of_best(self.over, self.base)
-        rule = next(rule for rule in RULES if rule.holds(self))
-        self.why, self.says = rule.why, rule.says
-        self.use, self.candidate, self.reference = rule.decides(self)
+        self.why, _, decides, self.says = next(rule for rule in RULES if rule[1](self))
+        self.use, self.candidate, self.reference = decides(self)
         if self.candidate is not None and self.reference is not None:
             self.lead = self.candidate.versus(self.reference)
         self.groups = {group: [row.label for row in getattr(self, group)] for group in GROUPS}
@@ -446,11 +427,12 @@ class Verdict:
     def is_within(self, difference: PairedDifference | None) -> bool:
         """Whether a whole interval is practically zero.
 
-        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all. Of many
-        rows, there are fewer blocks than usual only if each is of rows that belong together: then they count, not rows.
+        Few rows may not show a real difference: what occurs in none of n rows may still occur in 3 / n of all, in 0.005
+        of 600. Of many rows, there are fewer blocks than usual only if each is of rows that belong together: then they
+        count, not rows.
         """
         known = None if difference is None else difference.components
-        if difference is None or (known and (known.rows < _ROWS_TO_BE_EQUIVALENT or known.units < BLOCKS)):
+        if difference is None or (known and (known.rows < 600 or known.units < BLOCKS)):
             return False
         return -self.margin < difference.mean.low and difference.mean.high < self.margin
 
@@ -516,7 +498,7 @@ def opening(use: MethodRow | None) -> str:
 
 def title(row: MethodRow) -> str:
     """Name a model as sentences about decisions do, such as "the TF-IDF model (tfidf)"."""
-    return f"{BASELINES_IN_WORDS[row.method]} ({row.label})" if row.is_baseline else name(row.label)
+    return f"{IN_WORDS[row.method]} ({row.label})" if row.is_baseline else name(row.label)
 
 
 def name(label: str) -> str:
@@ -527,7 +509,7 @@ def name(label: str) -> str:
 def number(value: float, digits: int = DECIMALS) -> str:
     """Format a score, zero without a sign; errors of large numbers, such as prices, without decimals."""
     size = abs(value)
-    return f"{value:z.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < _HUGE else f"{value:.4g}"
+    return f"{value:z.{digits}f}" if size < 10 else f"{value:.0f}" if 1000 <= size < 1e9 else f"{value:.4g}"
 
 
 def signed(value: float, digits: int = DECIMALS) -> str:
@@ -561,16 +543,13 @@ def cost(row: MethodRow) -> str:
     return "<0.01x" if row.cost < 0.01 else f"{row.cost:.2g}x" if row.cost < 10 else f"{row.cost:.0f}x"
 
 
-# Differences below this are practically zero: of scores up to 1, and of errors as a share of the reference's.
-MARGIN = 0.005
+# Differences below this are practically zero, as a share of the reference's error; of scores up to 1, below 0.005.
 ERROR_MARGIN = 0.01
-# Below this number of groups, their number limits what can be said of new ones.
-FEW_GROUPS = 30
-DIFFERENCE, SEEDS_ONLY = "difference [95 % CI (seeds × examples)]", "[seeds only]"
-COLUMNS = ("method", "seeds", "score", DIFFERENCE, SEEDS_ONLY, "p (Holm)", "ahead", "time")
+COLUMNS = (
+    "method", "seeds", "score", "difference [95 % CI (seeds × examples)]", "[seeds only]", "p (Holm)", "ahead", "time",
+)  # fmt: skip
 # Further columns, for the out-of-distribution split.
 OOD_COLUMNS = ("OOD score", "OOD difference")
-_OOD_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
 
 
 @dataclass(frozen=True)
@@ -668,7 +647,8 @@ class Answer:
             for key in ("options", "scores", "differences", "runs", "components"):
                 del record[key]
             if self.ood is not None:
-                record |= {f"ood_{key}": there.get(row.label, {}).get(key) for key in _OOD_RECORD}
+                keys = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
+                record |= {f"ood_{key}": there.get(row.label, {}).get(key) for key in keys}
             records.append(record)
         return records
 
@@ -732,7 +712,7 @@ def answer(runs: Sequence[Metrics], reference: str = REFERENCE, *, margin: float
     rows = method_rows([run for run in metrics if has_score(run)], reference)
     first, metric, given = metrics[0], metrics[0]["metric"], margin
     if margin is None:
-        margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
+        margin = ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else 0.005
     verdict, file = Verdict(rows, margin), first.get("config", {}).get("train_file")
     usual = Answer(
         task=first["task"] if file is None else Path(file).name,
@@ -790,9 +770,8 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     for label, decision in decisions.items():
         yield f"Here {label} means {decision}: there are many classes with few rows each."
     if named := next((run for run in runs if "label_names" in run.get("data", {}).get("rows", {})), None):
-        data = named["data"]
-        left_out = data.get("names_left_out", ())
-        yield from names_told(data["rows"]["label_names"], left_out, named["config"]["label_names"])
+        data, given = named["data"], named["config"]["label_names"]
+        yield from names_told(data["rows"]["label_names"], data.get("names_left_out", ()), given)
     unlabelled = [(method_label(run), run["data"]["unlabelled"]) for run in runs if run["data"].get("unlabelled")]
     if unlabelled:
         yield from unlabelled_told(unlabelled[0][1])
@@ -827,7 +806,7 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
             "rows, too: scores on them are optimistic."
         )
     groups = max((each.groups for row in rows for each in row.by_row.values() if each.groups < each.rows), default=0)
-    if 0 < groups < FEW_GROUPS:
+    if 0 < groups < 30:
         yield (
             f"The evaluation rows are of {groups} groups only, so that little is known of others: further groups make "
             "the 95 % CI (seeds × examples) narrower, and further rows of these hardly."

@@ -19,20 +19,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.attention.hooks import forked_rng
 from attendrop.errors import AttendropError, check_choice
 from attendrop.pruning.pruned_model import without_report
+from attendrop.runs import run_folder
 from attendrop.runs.config import AS_TRAINED, RunConfig
 from attendrop.runs.data import DECIDED, ResolvedRun, cached, digest_of_model, fingerprint, resolve_run, steps
 from attendrop.runs.inference import BaselineModel, fit_tf_idf, frozen_features, tf_idf
 from attendrop.runs.model_card import CARD, baseline_card
 from attendrop.runs.model_loading import load_config, load_for, load_tokenizer
-from attendrop.runs.run_folder import (
-    begin_run,
-    check_unchanged,
-    finish_run,
-    put_in_place,
-    read_metrics,
-    run_folder,
-    set_aside,
-)
 from attendrop.runs.run_trainer import scored_run, set_scores, silence, training_rows
 from attendrop.studies import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.support.files import write_text
@@ -50,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Score a baseline, and write ``metrics.json`` in ``config.output_dir``; a finished one is returned.
+    """Score a baseline, write ``metrics.json`` in ``config.output_dir``, and return it; that of a finished run, too.
 
     It is fitted on the training and the selection rows of a fine-tuning run with this configuration, since it has no
     epoch to choose. Its selection score is that of a fit on the training rows only.
@@ -74,9 +66,6 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             (:mod:`attendrop.runs.inference`).
         overwrite: Replace the run in the folder when this one is complete.
 
-    Returns:
-        The content of ``metrics.json``, in the format of a run's.
-
     Raises:
         AttendropError: The baseline is unknown or not defined for this kind of task, the data are invalid, or the
             folder holds something else.
@@ -84,9 +73,9 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
     check_choice("baseline", name, BASELINES)
     start = time.monotonic()
     config = replace(config, method="finetune", options={})
-    with run_folder(config, resume=not overwrite, overwrite=overwrite, baseline=name) as place:
-        if not overwrite and (finished := read_metrics(place)) is not None:
-            put_in_place(place, Path(config.output_dir))
+    with run_folder.run_folder(config, resume=not overwrite, overwrite=overwrite, baseline=name) as place:
+        if not overwrite and (finished := run_folder.read_metrics(place)) is not None:
+            run_folder.put_in_place(place, Path(config.output_dir))
             return finished
         run = resolve_run(config)
         if name not in (found := defined_for(run.task)):
@@ -95,9 +84,10 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             raise AttendropError(f"Baseline {name!r} is not defined for {what}; {defined}.")
         rows = fingerprint(run.parts)
         if overwrite:
-            set_aside(place)
-        check_unchanged(place, config, rows)
-        begin_run(place, config, rows, baseline=name, decided={each: getattr(run.config, each) for each in DECIDED})
+            run_folder.set_aside(place)
+        run_folder.check_unchanged(place, config, rows)
+        decided = {each: getattr(run.config, each) for each in DECIDED}
+        run_folder.begin_run(place, config, rows, baseline=name, decided=decided)
         # Fit and score it.
         if name == MAJORITY:  # whose answer says what the data have most of
             run = replace(run, parts=replace(run.parts.real, unlabelled=None, unlabelled_numbers={}))
@@ -129,7 +119,7 @@ def run_baseline(config: RunConfig, name: str, *, keep_model: bool = False, over
             write_text(place / CARD, baseline_card(metrics, run.task.type))
         if "dev" in scores and scores["dev"]["predictions"] is not None:
             write_predictions(place / PREDICTIONS, scores["dev"]["predictions"])
-        finish_run(place, Path(config.output_dir), metrics)
+        run_folder.finish_run(place, Path(config.output_dir), metrics)
     return metrics
 
 
@@ -145,9 +135,8 @@ class _Baseline:
         self.run, self.name, self.task_type = run, name, run.task.type
         self.tokenizer = load_tokenizer(run.config.model, run.task)
         self._columns = cache(lambda rows: columns_of(encode(rows, run.task, self.tokenizer, run.config.max_length)))
-        if name == FROZEN:  # loading it is not part of a fit, whose time is measured
-            self._frozen = load_for(run.config.model, run.task)[:2]
-            self._frozen_features = self.features_of(*self._frozen)
+        # Loading the frozen encoder is not part of a fit, whose time is measured.
+        self._frozen = self.load_encoder() if name == FROZEN else None
 
     def references(self, rows: Dataset) -> Array:
         return self.task_type.references(self._columns(rows))
@@ -166,13 +155,11 @@ class _Baseline:
             def features(rows: Dataset, *, share: bool = False) -> Array:
                 return tf_idf(vectorizers, task_type.texts(rows))
 
-        elif self.name == FROZEN:
-            features = self._frozen_features
-            parts = dict(zip(("encoder", "tokenizer"), self._frozen, strict=True))
-        elif self.name == SETFIT:
-            encoder, tokenizer = load_for(config.model, self.run.task)[:2]
-            tune_on_pairs(encoder, tokenizer, task_type.texts(train), task_type.strata_of(train), config)
-            features, parts = self.features_of(encoder, tokenizer), {"encoder": encoder, "tokenizer": tokenizer}
+        elif self.name in (FROZEN, SETFIT):
+            encoder, tokenizer, features = self._frozen or self.load_encoder()
+            parts = {"encoder": encoder, "tokenizer": tokenizer}
+            if self.name == SETFIT:
+                tune_on_pairs(encoder, tokenizer, task_type.texts(train), task_type.strata_of(train), config)
         columns, decision = self._columns(train), {"used": False}
         if parts:
             own, targets = features(train), list(of_documents(columns["labels"][:], columns))
@@ -198,10 +185,11 @@ class _Baseline:
         # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
         return fitted, lambda rows: fitted.linear(features(rows, share=True)), decision
 
-    def features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
-        """Return the function that computes features of rows by an encoder, of each text once."""
+    def load_encoder(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Callable[..., Array]]:
+        """Return an encoder, its tokenizer, and the function that computes its features of rows, of each text once."""
         config, task = self.run.config, self.run.task
         size, device = config.eval_batch_size, str(compute_device(config.device))
+        model, tokenizer = load_for(config.model, task)[:2]
         known: dict[tuple[str, ...], Array] = {}
 
         def features(rows: Dataset, *, share: bool = False) -> Array:
@@ -220,7 +208,7 @@ class _Baseline:
                 known.update(zip(first, found, strict=True))
             return np.stack([known[text] for text in texts])
 
-        return features
+        return model, tokenizer, features
 
 
 def tune_on_pairs(

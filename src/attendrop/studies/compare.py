@@ -7,14 +7,13 @@ trained on all rows, and kept.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,18 +39,12 @@ from attendrop.studies.study import check_study_folder, write_compared, write_re
 from attendrop.support.files import finite, model_sha256, write_json, write_text
 from attendrop.tasks.base import Task
 from attendrop.tasks.error_analysis import promise
-from attendrop.tasks.types.base import TaskType
 from attendrop.tasks.types.model_classes import is_encoder
-from attendrop.wording import aligned, csv_of_records, in_markdown, markdown_table, score_text
+from attendrop.wording import aligned, in_markdown, markdown_table, score_text
 
 SELECTION_FRACTION = 0.2
 # How far the learning rate is searched, in both directions.
 MOST_FACTOR = 8.0
-# Selection splits have separate seeds: none is the seed of a final run.
-_FIRST_SEED = 1_000
-_RATE = "learning_rate"
-# Options with which no row is set aside to score on.
-_ALL: dict[str, Any] = {"test_fraction": 0.0, "ood": None, "ood_column": None}
 logger = logging.getLogger(__name__)
 
 
@@ -93,15 +86,13 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
-        found = self.answer.as_dict() | {
-            "trials": {
-                name: [{"setting": trial.setting.described, "scores": trial.scores} for trial in each]
-                for name, each in self.trials.items()
-            },
-            "chosen": {name: setting.described for name, setting in self.chosen.items()},
-            "kept": self.kept,
-            "best": None if self.best is None else str(self.best),
+        trials = {
+            name: [{"setting": trial.setting.described, "scores": trial.scores} for trial in each]
+            for name, each in self.trials.items()
         }
+        chosen = {name: setting.described for name, setting in self.chosen.items()}
+        found = self.answer.as_dict() | {"trials": trials, "chosen": chosen, "kept": self.kept}
+        found["best"] = None if self.best is None else str(self.best)
         if (of := self.encoders) is not None:
             found["encoders"] = finite(asdict(of) | {"chosen": of.chosen.model, "sentences": of.sentences})
         if self.curves:
@@ -127,18 +118,17 @@ class Outcome:
         if self.best is not None:
             model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"  # none is recommended
             lines += ["", f"{model} is in {self.best}: attendrop predict {shlex.quote(str(self.best))} ..."]
-        lines += [] if self.accept is None else [promise(self.accept)]
-        return lines
+        return lines if self.accept is None else [*lines, promise(self.accept)]
 
     def write(self, folder: Path) -> None:
         """Write the answer, with the chosen settings."""
         told, table = [*self.choices, *(each.sentence for each in self.curves)], ""
-        if self.encoders is not None:
-            told += [" ".join(self.encoders.sentences), self.encoders.title]
-            header, *rows = ([*map(in_markdown, row)] for row in self.encoders.table())
+        if (of := self.encoders) is not None:
+            told += [" ".join(of.sentences), of.title]
+            header, *rows = ([*map(in_markdown, row)] for row in of.table())
             table = f"\n{markdown_table(header, rows)}\n"
         text = self.answer.markdown() + "".join(f"\n{in_markdown(line)}\n" for line in told) + table
-        write_reports(folder, text, self.as_dict(), csv_of_records(self.answer.records()))
+        write_reports(folder, text, self.as_dict(), self.answer.records())
 
 
 def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL, **options: Any) -> Outcome:
@@ -163,7 +153,7 @@ def compare(*, output_dir: str, workers: int | None = None, backend: str = LOCAL
         AttendropError: An option or the data cannot be used, or no run of plain fine-tuning succeeded.
     """
     own = {name: options.pop(name) for name in declared(Comparison) if name in options}
-    known = ({field.name for field in dataclasses.fields(RunConfig)} | {*declared(Comparison)}) - {"method"}
+    known = {each.name for each in (*fields(RunConfig), *fields(Comparison))} - {"method", "config"}
     if unknown := [name for name in options if name not in known]:
         hint = did_you_mean(unknown[0], sorted(known)) or "; help(attendrop.compare) lists them."
         raise AttendropError(f"compare has no option {unknown[0]!r}{hint}")
@@ -203,17 +193,14 @@ def run_comparison(
         else:
             encoders = screen(comparison.config, comparison.models)
         logger.info("%s", " ".join(encoders.sentences))
-        chosen = dataclasses.replace(comparison.config, model=encoders.chosen.model)
-        comparison = dataclasses.replace(comparison, config=chosen)
-    asked = comparison.config
-    config = dataclasses.replace(asked, accept=None)  # which only the kept model needs
+        comparison = replace(comparison, config=replace(comparison.config, model=encoders.chosen.model))
     # Bad data and models are to be refused once, and not by each run.
+    asked = comparison.config
     run = resolve_run(asked)
-    load_tokenizer(config.model, run.task)
+    parts, defined = run.parts, defined_for(run.task)
+    load_tokenizer(asked.model, run.task)
     refuse_unusable(comparison, run.task)
     comparison.check_record()
-    comparison = dataclasses.replace(comparison, config=config)
-    parts = run.parts
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
     unlike = f", {len(parts.report['ood'])} on the OOD split" if "ood" in parts.report else ""
@@ -224,13 +211,13 @@ def run_comparison(
     )  # fmt: skip
     if run.data.looks_grouped:
         logger.warning("%s", run.data.looks_grouped)
-    defined = defined_for(run.task)
     if undefined := [name for name in comparison.baselines if name not in defined]:
         logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
-        baselines = tuple(name for name in comparison.baselines if name in defined)
-        comparison = dataclasses.replace(comparison, baselines=baselines)
+    baselines = tuple(name for name in comparison.baselines if name in defined)
+    # Only the model that is kept needs ``accept``.
+    comparison = replace(comparison, config=replace(asked, accept=None), baselines=baselines)
     defaults = {setting.label: setting for setting in comparison.methods}
-    rows = len(defaults) + len(comparison.baselines) + bool(config.with_columns)
+    rows = len(defaults) + len(baselines) + bool(asked.with_columns)
     final = comparison.seeds * rows + comparison.keep_best
     final += comparison.curve * MODELS * (SEEDS * len(HALVINGS) - min(SEEDS, comparison.seeds))
     with open_runner(folder, workers=workers, backend=backend) as runner:
@@ -240,9 +227,7 @@ def run_comparison(
         perform, trials = partial(runner.run, on_event=on_event), dict[str, list[Trial]]()
         if comparison.trials > 1:
             on_plan(len(defaults) * comparison.trials * comparison.folds + final)
-            trials = search_settings(
-                config, comparison.methods, trials=comparison.trials, folds=comparison.folds, perform=perform
-            )
+            trials = search_settings(comparison, perform)
         on_plan(sum(map(len, trials.values())) * comparison.folds + final)
         # Train all methods with each seed, and compare them.
         settings = defaults | {label: choose(each) for label, each in trials.items()}
@@ -256,7 +241,7 @@ def run_comparison(
         outcome.write(folder)  # whatever becomes of the model
         # Predict what more rows would bring, if this is asked for.
         if comparison.curve:
-            outcome = dataclasses.replace(outcome, curves=learning_curves(found, results, perform))
+            outcome = replace(outcome, curves=learning_curves(found, results, perform))
             write_compared(folder, {"": results}, REFERENCE, curves=[asdict(each) for each in outcome.curves])
             outcome.write(folder)
         # Keep the model.
@@ -264,27 +249,25 @@ def run_comparison(
             runner.release()
             runner.folder_of(results[0].spec)  # the data may have changed since
             kept, best, accept = keep_best(asked, found, results, folder, on_event)
-            outcome = dataclasses.replace(outcome, kept=kept, best=best, accept=accept)
+            outcome = replace(outcome, kept=kept, best=best, accept=accept)
             outcome.write(folder)
     return outcome
 
 
 def refuse_unusable(comparison: Comparison, task: Task) -> None:
     """Raise AttendropError for methods that cannot act on the attention of the model, before others train for hours."""
-    methods = {setting.label: build_method(setting.method, setting.options) for setting in comparison.methods}
-    acting = {label: method for label, method in methods.items() if method.info.uses_attention}
-    if not acting:
-        return
-    model, refused = load_for(comparison.config.model, task, comparison.config.pooling).model, {}
-    for label, method in acting.items():
-        try:
-            method.selected_layers(find_attention_layers(model))
-        except AttendropError as error:
-            refused[label] = str(error)
+    name, refused, model = comparison.config.model, dict[str, str](), None
+    for setting in comparison.methods:
+        method = build_method(setting.method, setting.options)
+        if method.info.uses_attention:
+            model = load_for(name, task, comparison.config.pooling).model if model is None else model
+            try:
+                method.selected_layers(find_attention_layers(model))
+            except AttendropError as error:
+                refused[setting.label] = str(error)
     if refused:
-        names, reason = ", ".join(refused), next(iter(refused.values()))
-        model_name = comparison.config.model
-        raise AttendropError(f"{names} cannot act on {model_name!r}; name other methods by --methods. {reason}")
+        reason = next(iter(refused.values()))
+        raise AttendropError(f"{', '.join(refused)} cannot act on {name!r}; name other methods by --methods. {reason}")
 
 
 def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) -> list[RunSpec]:
@@ -298,13 +281,13 @@ def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) ->
     rates = {each.label: each.learning_rate for each in comparison.methods}
     for seed in range(comparison.seeds):
         for label, setting in settings.items():
-            named, rate = labelled_method(setting.method, setting.options), rates.get(label)
-            named = "" if rate is None else f"{named} learning_rate={rate:g}"
+            rate = rates.get(label)
+            named = "" if rate is None else f"{labelled_method(setting.method, setting.options)} learning_rate={rate:g}"
             runs.append(RunSpec(setting.applied(config, seed=seed), label=named))
         if config.with_columns:
             label = WITHOUT + ", ".join(config.with_columns)
             runs.append(RunSpec(own.applied(config, seed=seed, with_columns=None), label=label))
-        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
+        plain = replace(config, method=REFERENCE, options={}, seed=seed)
         runs += [RunSpec(plain, baseline=name) for name in comparison.baselines]
     return runs
 
@@ -332,14 +315,7 @@ def choose(trials: Sequence[Trial]) -> MethodSetting:
     return best.setting
 
 
-def search_settings(
-    config: RunConfig,
-    defaults: Sequence[MethodSetting],
-    *,
-    trials: int,
-    folds: int,
-    perform: Callable[[list[RunSpec]], list[Event]],
-) -> dict[str, list[Trial]]:
+def search_settings(comparison: Comparison, perform: Callable[[list[RunSpec]], list[Event]]) -> dict[str, list[Trial]]:
     """Try up to ``trials`` settings of each method on selection rows; return them by label of the default, the first.
 
     They are proposed by optuna's tree-structured Parzen estimator, from the scores so far and the seed alone, so that a
@@ -354,23 +330,24 @@ def search_settings(
     except ImportError:
         raise AttendropError("--trials needs optuna; run `pip install 'attendrop[search]'`.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    states = optuna.trial.TrialState
+    states, config, defaults, folds = optuna.trial.TrialState, comparison.config, comparison.methods, comparison.folds
     studies, spaces, found = {}, {}, {each.label: list[Trial]() for each in defaults}
     for default in defaults:
         alike = [each for each in defaults if each.method == default.method]
-        given = {name for each in alike for name in each.options} | {_RATE for each in alike if each.learning_rate}
+        given = {name for each in alike for name in each.options}
+        given |= {"learning_rate" for each in alike if each.learning_rate}
         methods = [name.strip() for name in default.method.split("+")]
         space = {
             option if len(methods) == 1 else f"{method}.{option}": values  # the default first
             for method in methods
             for option, values in searched_values(get_method(method)).items()
-        } | {_RATE: (1.0,)}  # as a factor of the default's
+        } | {"learning_rate": (1.0,)}  # as a factor of the default's
         spaces[default.label] = {name: values for name, values in space.items() if name not in given}
         sampler = optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=4)
         studies[default.label] = optuna.create_study(direction="maximize", sampler=sampler)
         studies[default.label].enqueue_trial({name: values[0] for name, values in spaces[default.label].items()})
     first: dict[str, dict[str, Any]] = {}  # the metrics of the defaults
-    for number in range(trials):
+    for number in range(comparison.trials):
         # Propose a setting of each method, as a change of its default: of what that is on these data.
         proposals: dict[str, tuple[Any, MethodSetting]] = {}
         for default in defaults:
@@ -379,27 +356,21 @@ def search_settings(
                 continue
             proposal = studies[label].ask()
             for name, values in spaces[label].items():
-                if name != _RATE:
+                if name != "learning_rate":
                     value = proposal.suggest_categorical(name, values)
                     changed |= {name: value} if value != values[0] else {}
                 elif (factor := proposal.suggest_float(name, 1 / MOST_FACTOR, MOST_FACTOR, log=True)) != 1.0:
-                    rate = float(f"{first[label]['training'][_RATE] * factor:.3g}")
+                    rate = float(f"{first[label]['training']['learning_rate'] * factor:.3g}")
             around = given_options(default.method, first[label]["options"]) if changed else {}
             proposals[label] = proposal, MethodSetting(default.method, {**around, **default.options, **changed}, rate)
         # Score those that are new on the selection rows of each fold, and never on the evaluation rows.
         new = {label: each for label, (_, each) in proposals.items() if all(each != t.setting for t in found[label])}
         held_out = {"selection_fraction": SELECTION_FRACTION, "refit": False, "protocol": "held-out"}
-        results = perform(
-            [
-                RunSpec(setting.applied(config, seed=_FIRST_SEED + fold, **held_out))
-                for setting in new.values()
-                for fold in range(folds)
-            ]
-        )
+        seeds = range(1_000, 1_000 + folds)  # none is the seed of a final run
+        results = perform([RunSpec(each.applied(config, seed=s, **held_out)) for each in new.values() for s in seeds])
         for place, (label, setting) in enumerate(new.items()):
             runs = [result.metrics or {} for result in results[place * folds : (place + 1) * folds]]
-            scores = [run.get("selection_score") for run in runs]
-            found[label].append(Trial(setting, [None if s is None or not math.isfinite(s) else s for s in scores]))
+            found[label].append(Trial(setting, [finite(run.get("selection_score")) for run in runs]))
             if number == 0 and any(runs):
                 first[label] = next(filter(None, runs))
         if not first:
@@ -407,9 +378,8 @@ def search_settings(
         for label, (proposal, setting) in proposals.items():
             known = next(trial.scores for trial in found[label] if trial.setting == setting)
             numbers = [score for score in known if score is not None]
-            complete = len(numbers) == folds
-            mean = statistics.fmean(numbers) if complete else None
-            studies[label].tell(proposal, mean, states.COMPLETE if complete else states.FAIL)
+            state = states.COMPLETE if len(numbers) == folds else states.FAIL
+            studies[label].tell(proposal, statistics.fmean(numbers) if len(numbers) == folds else None, state)
     return found
 
 
@@ -420,7 +390,7 @@ def keep_best(
     config: RunConfig, found: Answer, results: Sequence[Event], folder: Path, on_event: OnEvent
 ) -> tuple[str, Path, dict[str, Any] | None]:
     """Train the recommended model; return the label of its row, its folder, and which answers it accepts, if asked."""
-    wanted = best_model(found, results, config, resolve_run(config).task.type, folder)
+    wanted = best_model(found, results, config, folder)
     place, kept = Path(wanted.config.output_dir), found.use or REFERENCE
     try:
         rows = fingerprint(resolve_run(wanted.config).parts)
@@ -458,9 +428,7 @@ def keep_best(
     return kept, place, metrics.get("accept")
 
 
-def best_model(
-    answer: Answer, results: Sequence[Event], config: RunConfig, task_type: TaskType, folder: Path
-) -> RunSpec:
+def best_model(answer: Answer, results: Sequence[Event], config: RunConfig, folder: Path) -> RunSpec:
     """Choose the run that gives the recommended model, or without a recommendation that of plain fine-tuning.
 
     It is trained on all rows, but for those that the method, the protocol or ``accept`` needs held out. A linear model
@@ -470,20 +438,20 @@ def best_model(
     found = {method_label(each.run): (each.spec, each.metrics) for each in results if each.metrics is not None}
     spec, metrics = found[answer.use or REFERENCE]
     own, baseline = spec.config, spec.baseline
-    everything = _ALL if config.accept is None else _ALL | {"test_fraction": own.test_fraction}
+    changes: dict[str, Any] = {"test_fraction": 0.0 if config.accept is None else own.test_fraction}
+    changes |= {"ood": None, "ood_column": None}
     if baseline is None:
-        on_evaluation_rows = own.rewarded_on == "eval" or own.protocol == "paper"
-        changes: dict[str, Any] = {} if on_evaluation_rows else dict(everything)
+        if own.rewarded_on == "eval" or own.protocol == "paper":  # the evaluation rows are needed
+            changes = {}
         # Rows held out to choose the epoch are finally trained on.
         chooses = own.patience is not None or own.selection_fraction or own.calibrate
         changes |= {"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False}
         changes["options"] = metrics["options"]  # also what the data of the comparison's runs decided
     else:
-        changes = everything | {"lora": None, "patience": None, "selection_fraction": 0.0}
-        changes |= {"refit": False, "protocol": "held-out"}
-    frozen = baseline == FROZEN and task_type.one_vector and is_encoder(load_config(own.model))
+        changes |= {"lora": None, "patience": None, "selection_fraction": 0.0, "refit": False, "protocol": "held-out"}
+    frozen = baseline == FROZEN and resolve_run(config).task.type.one_vector and is_encoder(load_config(own.model))
     if frozen and trained_pooling(own.model) != "cls":  # no class of transformers reads that as it is
         changes |= {"max_steps": 0, "head_init": "linear-probe", "pooling": "mean"}
         baseline = None
     changes |= {"accept": config.accept, "seed": config.seed, "output_dir": str(folder / BEST)}
-    return RunSpec(dataclasses.replace(own, **changes), baseline, keep_model=True)
+    return RunSpec(replace(own, **changes), baseline, keep_model=True)

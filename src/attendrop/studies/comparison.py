@@ -24,12 +24,6 @@ BEST = "best"
 RECORD = "comparison.json"
 # In it, how the encoder was chosen, and of what.
 ENCODERS = "encoders"
-# Options that may change between calls: those of single runs, and those without effect.
-_NOT_RECORDED = (
-    *("method", "options", "seed", "output_dir"),
-    *("device", "eval_batch_size", "report_to", "logging_steps", "save_steps", "accept"),
-)
-_CONTENT = {"data_sha256": "other content of the data", "model_sha256": "other files of the model"}
 
 
 def default_methods() -> list[str]:
@@ -75,13 +69,7 @@ def _baselines(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _settings(name: str, value: str | Sequence[Any] | Method | MethodSetting | None) -> tuple[MethodSetting, ...]:
     """Return the settings of methods, plain fine-tuning, of which there is one, first; refuse duplicates."""
-    from attendrop.methods.core.registry import (
-        build_method,
-        check_method,
-        given_options,
-        method_names,
-        spelled_options,
-    )
+    from attendrop.methods.core.registry import build_method, check_method, given_options, method_names, spelled_options
 
     given = default_methods() if value is None else names(value) if isinstance(value, str) else value
     found: list[MethodSetting] = []
@@ -159,8 +147,9 @@ class Comparison:
         before = read_json(folder / RECORD, {})
         if before is None or not ((folder / COMPARED).exists() or (folder / BEST).exists()):
             return
+        content = {"data_sha256": "other content of the data", "model_sha256": "other files of the model"}
         changed = [
-            _CONTENT.get(name) or f"{name}={before.get(name)!r}, not {value!r}"
+            content.get(name) or f"{name}={before.get(name)!r}, not {value!r}"
             for name, value in self.record().items()
             if before.get(name) != value
         ]
@@ -172,8 +161,10 @@ class Comparison:
 
     def record(self) -> dict[str, Any]:
         """Return the data, model and options that are compared with, wherever the files are: JSON values."""
-        config = self.config
-        options = {name: value for name, value in by_content(config.as_dict()).items() if name not in _NOT_RECORDED}
+        config, options = self.config, by_content(self.config.as_dict())
+        without_effect = ("device", "eval_batch_size", "report_to", "logging_steps", "save_steps", "accept")
+        for name in ("method", "options", "seed", *without_effect):  # those of single runs, too, may change
+            options.pop(name, None)
         if files := model_sha256(config.model):  # of a local model
             options["model"] = Path(config.model).name
         digests = {"data_sha256": data_sha256(config), "model_sha256": files}

@@ -54,18 +54,12 @@ COMPARED = "compared.json"
 REFERENCE = "finetune"
 # Begins the label of plain fine-tuning whose texts, unlike those of the other runs, begin with no other columns.
 WITHOUT = f"{REFERENCE} without "
-# File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
-_LONGEST_NAME = 220
-# The end of a folder's name, see :meth:`Runner.folder_of`.
-_HASHED = re.compile("-[0-9a-f]{8}$")
-# A run takes seconds at least: more are a mistake, or a day's work for many machines, and divided among them.
-_MOST_RUNS = 10_000
 
 
 def check_number_of_runs(runs: int, owner: str) -> None:
-    """Raise AttendropError if a study or a comparison has more runs than any has time for."""
-    if runs > _MOST_RUNS:
-        raise AttendropError(f"{owner} has {runs:,} runs, above the {_MOST_RUNS:,} that are allowed; divide it.")
+    """Raise AttendropError if a study or a comparison has more runs than any has time for: each takes seconds."""
+    if runs > 10_000:
+        raise AttendropError(f"{owner} has {runs:,} runs, above the 10,000 that are allowed; divide it.")
 
 
 def with_evaluation(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,10 +161,6 @@ RAY = "ray:"
 FAILED = "failed.json"
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 SECONDS_BETWEEN_REPORTS = 0.5
-_SECONDS_TO_CONNECT = 10.0
-# Worker processes by default, at most.
-MOST_WORKERS = 8
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _SPAWN = get_context("spawn")
 OnEvent = Callable[[Event], None]
 # Of a run: its ``metrics``; or its ``error`` with ``details``, the traceback unless it is a user's mistake; or why it
@@ -252,7 +242,8 @@ class Runner:
             )
         data = config.task or Path(config.train_file or "").stem
         readable = re.sub(r"[^A-Za-z0-9+._-]", "_", f"{data}-{spec.method}-seed{config.seed}")
-        return self.folder / RUNS / f"{readable[-_LONGEST_NAME:]}-{spec.key(digest + code)[:8]}"
+        # File systems allow 255 bytes, of which the hash and the names of temporary folders need some.
+        return self.folder / RUNS / f"{readable[-220:]}-{spec.key(digest + code)[:8]}"
 
     def run(self, specs: Iterable[RunSpec], on_event: OnEvent = lambda event: None) -> list[Event]:
         """Perform runs; one that is finished in its folder is not run again, and of equal ones, one is run.
@@ -385,7 +376,7 @@ def perform(spec: RunSpec, folder: Path, steps: Path | None = None) -> Outcome:
             stack.callback(logger.removeHandler, told)
         try:
             used = data_sha256(config) + model_sha256(config.model) + own_code_sha256(config.regularizer)
-            if _HASHED.search(folder.name) and not folder.name.endswith(spec.key(used)[:8]):
+            if re.search("-[0-9a-f]{8}$", folder.name) and not folder.name.endswith(spec.key(used)[:8]):
                 raise AttendropError(
                     "The data, the model or the code of the method changed since this run was asked for, or differ on "
                     "this machine; start again."
@@ -418,8 +409,9 @@ def available_cores() -> int:
 
 def threads_of_worker(threads: int) -> dict[str, str]:
     """Return the variables that set the threads of all libraries in a process, or the user's ``OMP_NUM_THREADS``."""
-    wanted = os.environ.get(_THREADS[0], str(threads))
-    return {name: os.environ.get(name, wanted) for name in _THREADS}
+    wanted = os.environ.get("OMP_NUM_THREADS", str(threads))
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+    return {name: os.environ.get(name, wanted) for name in names}
 
 
 @dataclass
@@ -458,7 +450,7 @@ class LocalRunner(Runner):
         # The GPUs that this process may use, as in CUDA_VISIBLE_DEVICES.
         cores, found = available_cores(), torch.cuda.device_count()
         gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(found)))).split(",")[:found]
-        self.count = count or len(gpus) or min(cores, MOST_WORKERS)
+        self.count = count or len(gpus) or min(cores, 8)
         threads = threads_of_worker(max(1, cores // self.count))
         devices = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] or [{}]
         self.slots = [_Slot(threads | devices[place % len(devices)]) for place in range(self.count)]
@@ -560,7 +552,7 @@ class RayRunner(Runner):
         try:
             if ":" in address:  # Ray itself would try for many minutes
                 host, _, port = address.rpartition(":")
-                socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_TO_CONNECT).close()
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
             ray.init(address, **options)
             self.count, share = share_of_run([each["Resources"] for each in ray.nodes() if each["Alive"]], count or 0)
         except (OSError, ValueError, RuntimeError) as error:

@@ -14,17 +14,7 @@ from typing import Any, Self
 import numpy as np
 from scipy import stats
 
-from attendrop.studies.answer import (
-    BASELINES_IN_WORDS,
-    DECIMALS,
-    Answer,
-    ends,
-    has_score,
-    method_label,
-    name,
-    signed,
-    span_of,
-)
+from attendrop.studies.answer import DECIMALS, IN_WORDS, Answer, ends, has_score, method_label, name, signed, span_of
 from attendrop.studies.executor import REFERENCE, Event, RunSpec
 from attendrop.studies.statistics import Array, CrossedMean, Estimate, paired_difference
 from attendrop.tasks.metrics import RowScores
@@ -33,12 +23,8 @@ from attendrop.wording import decimals
 # How often the rows are halved, the fewest rows first, and how many times as many rows are predicted.
 HALVINGS, FACTORS = (2, 1, 0), (2, 4)
 SEEDS, MODELS = 3, 2
-LEVEL = 0.9
 # Up to this, a gain is little, whatever its sign; of errors, as a share of that with all rows.
 LITTLE = 0.01
-# Exponents of the power law, of the same weight; numbers of gains of the last doubling, and of draws; and how far real
-# gains are from such a law, as the standard deviation of their logarithm.
-_EXPONENTS, _GAINS, _SAMPLES, _MISFIT = np.geomspace(0.1, 1.0, 40), 201, 20_000, 0.25
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,7 @@ class LearningCurve:
     @property
     def sentence(self) -> str:
         """Say what twice as many rows would give, or that it is not known."""
-        model = BASELINES_IN_WORDS.get(self.label, name(self.label))
+        model = IN_WORDS.get(self.label, name(self.label))
         if not self.gains:
             return f"What twice as many rows would give {model} is not known: {self.why_not}."
         gain, rows, digits = self.gains[2], f"Twice as many rows ({2 * self.sizes[-1]:,.0f})", self.decimals
@@ -129,17 +115,16 @@ def curve_of(label: str, metric: str, runs: Sequence[Sequence[Mapping[str, Any]]
         return replace(curve, why_not="one seed does not tell how much chance there is")
     if np.any(sizes[1:] < 1.5 * sizes[:-1]) or sizes[0] < len(runs[0][0]["data"].get("classes", ())):
         return replace(curve, why_not="there are too few rows to take a quarter of, with rows of each class")
-    by_row = [[RowScores.from_dict(run["row_scores"]) for run in own if run.get("row_scores")] for own in runs]
-    units = [each.by_unit for own in by_row for each in own]
-    if len(units) < scores.size or len({len(each) for each in units}) > 1:
+    by_row = [RowScores.from_dict(run["row_scores"]) for own in runs for run in own if run.get("row_scores")]
+    if len(by_row) < scores.size or len({len(each.by_unit) for each in by_row}) > 1:
         return replace(curve, why_not="there are no scores by row")
-    best, of, scale = 0.0 if metric.startswith("neg_") else 1.0, by_row[0][0], curve.scale
-    of_units = np.reshape(np.stack(units), (*scores.shape, -1))
-    first, last = scores[:, 0].tolist(), scores[:, -1].tolist()
-    found = paired_difference(
-        last, first, of_units[:, -1] - of_units[:, 0], of.rows, groups=of.groups, scale=scale, span=span_of(metric)
-    )
-    if (risen := found.mean).low <= 0 and max(-risen.low, risen.high) > LITTLE * scale:
+    best, of, scale = 0.0 if metric.startswith("neg_") else 1.0, by_row[0], curve.scale
+    of_units = np.reshape(np.stack([each.by_unit for each in by_row]), (*scores.shape, -1))
+    risen = paired_difference(
+        scores[:, -1].tolist(), scores[:, 0].tolist(), of_units[:, -1] - of_units[:, 0], of.rows,
+        groups=of.groups, scale=scale, span=span_of(metric),
+    ).mean  # fmt: skip
+    if risen.low <= 0 and max(-risen.low, risen.high) > LITTLE * scale:
         told = f"{metric} {signed(risen.value, curve.decimals)} {ends(risen, curve.decimals)}"
         return replace(curve, why_not=f"a quarter and all of the rows are not told apart ({told})")
     return replace(curve, gains=predict_gains(sizes, scores, of_units, of.rows, best, scale))
@@ -153,18 +138,11 @@ def predict_gains(
     The gains of the two doublings that were seen, with the covariance of their errors, weigh the laws of a grid:
     exponents ``c`` from 0.1 to 1 by their logarithm, gains of the last doubling from 0, and a ``top`` that is not above
     the best score. The interval is that of these laws, of how far real gains are from a law, and of how far the gain of
-    a few further rows is from that of all such rows.
+    a few further rows is from that of all such rows. Returns the median of the gain by factor, with its 90 % interval.
 
-    Args:
-        sizes: Numbers of training rows, ``(3,)``, each about twice the one before.
-        scores: Scores, ``(seeds, 3)``.
-        by_unit: The scores divided among evaluation rows, groups or blocks, ``(seeds, 3, units)``.
-        rows: Number of evaluation rows.
-        best: The best score.
-        scale: How far scores of a row may differ.
-
-    Returns:
-        For each of the factors, the median of the gain, with its 90 % interval.
+    ``sizes`` are numbers of training rows, ``(3,)``, each about twice the one before. The ``scores``, ``(seeds, 3)``,
+    are divided among evaluation rows, groups or blocks in ``by_unit``, ``(seeds, 3, units)``; there are ``rows``
+    evaluation rows. ``best`` is the best score, and ``scale`` how far scores of a row may differ.
     """
     seen = np.diff(scores, axis=1)  # (seeds, 2)
     of_units = np.diff(by_unit, axis=1)  # (seeds, 2, units)
@@ -177,8 +155,9 @@ def predict_gains(
     covariance += np.eye(2) * (scale / rows) ** 2  # where no evaluation row differs, others may
     # The gain of the last doubling is b * n ** -c * (share - 1), in which the first factor is what is left to the top.
     error = math.sqrt(covariance[1, 1])
-    gains = np.linspace(0, max(seen[:, 1].mean(), 0) + 6 * error, _GAINS)[:, None]
-    quarter, half = ((sizes[-1] / sizes[step]) ** _EXPONENTS for step in (0, 1))
+    gains = np.linspace(0, max(seen[:, 1].mean(), 0) + 6 * error, 201)[:, None]
+    exponents = np.geomspace(0.1, 1.0, 40)  # of the same weight
+    quarter, half = ((sizes[-1] / sizes[step]) ** exponents for step in (0, 1))
     left = gains / (half - 1)  # (gains, exponents)
     expected = np.stack([left * (quarter - half), np.broadcast_to(gains, left.shape)], axis=-1)
     weights = stats.multivariate_normal(np.zeros(2), covariance).logpdf(expected - seen.mean(axis=0))
@@ -186,13 +165,14 @@ def predict_gains(
     weights = np.where(left <= most, weights, -np.inf)
     weights = np.exp(weights - weights.max()).ravel()
     generator = np.random.default_rng(0)
-    drawn = generator.choice(weights.size, _SAMPLES, p=weights / weights.sum())
-    exponents = np.tile(_EXPONENTS, _GAINS)[drawn]
+    drawn = generator.choice(weights.size, 20_000, p=weights / weights.sum())
+    exponents = np.tile(exponents, len(gains))[drawn]
     found = {}
     for factor in FACTORS:
-        misfit, chance = generator.standard_normal((2, _SAMPLES))
-        gain = left.ravel()[drawn] * (1 - factor**-exponents) * np.exp(_MISFIT * misfit)
+        misfit, chance = generator.standard_normal((2, len(drawn)))
+        # How far real gains are from such a law: 0.25 is the standard deviation of their logarithm.
+        gain = left.ravel()[drawn] * (1 - factor**-exponents) * np.exp(0.25 * misfit)
         gain = np.minimum(np.minimum(gain, most) + math.sqrt(of_sample * (1 - 1 / factor)) * chance, most)
-        low, middle, high = np.quantile(gain, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
+        low, middle, high = np.quantile(gain, [(1 - 0.9) / 2, 0.5, (1 + 0.9) / 2])
         found[factor] = Estimate(float(middle), float(low), float(high))
     return found

@@ -16,8 +16,7 @@ import numpy as np
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_json, read_metrics
 from attendrop.studies.answer import (
-    DIFFERENCE,
-    SEEDS_ONLY,
+    COLUMNS,
     Answer,
     MethodRow,
     answer,
@@ -36,10 +35,6 @@ from attendrop.wording import counted, in_markdown, markdown_table
 
 # Options in which the runs of one setting may differ.
 OF_RUN = ("method", "options", "seed", "output_dir")
-_UNSCORED = (
-    "no run has a score on evaluation rows, so that methods cannot be compared; give these with --eval-file or "
-    "--test-fraction. Scores on held-out rows are those by which an epoch or a number of steps was chosen."
-)
 
 
 @dataclass(frozen=True)
@@ -112,12 +107,11 @@ class Results:
         """Return the answers, methods over all settings, and the failed runs as JSON values."""
         overall = []
         for row in self.overall:
-            found = row.mean
-            overall.append({"label": row.label, "settings": row.settings, "seeds": found.n if found else 0})
-            overall[-1] |= {"p_holm": dict(row.p_values)}
-            if found is not None:
-                overall[-1] |= found.mean.as_dict("difference")
-                overall[-1] |= {"differences": list(found.values), "p": found.p_value}
+            told = {"label": row.label, "settings": row.settings, "seeds": row.mean.n if row.mean else 0}
+            told["p_holm"] = dict(row.p_values)
+            if (found := row.mean) is not None:
+                told |= found.mean.as_dict("difference") | {"differences": list(found.values), "p": found.p_value}
+            overall.append(told)
         answers = {each.name: each.answer.as_dict() for each in self.settings}
         return {"settings": answers, "overall": overall, "failed": [dict(each) for each in self.failed]}
 
@@ -143,18 +137,14 @@ class Results:
     def overall_table(self) -> list[str]:
         """Return the table over all settings as Markdown; nothing for a single one."""
         digits = max((each.answer.decimals for each in self.settings), default=0)
-        header = ("method", "settings", "seeds", f"mean {DIFFERENCE}", SEEDS_ONLY, "p by setting (Holm over all)")
-        lines = [
-            (
-                in_markdown(row.label),
-                str(row.settings),
-                "-" if row.mean is None else str(row.mean.n),
-                "-" if row.mean is None else interval(row.mean, digits),
-                "-" if row.mean is None else ends(row.mean.seeds_only, digits),
-                "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items()),
-            )
-            for row in self.overall
-        ]
+        difference, seeds_only = COLUMNS[3:5]
+        header = ("method", "settings", "seeds", f"mean {difference}", seeds_only, "p by setting (Holm over all)")
+        lines = []
+        for row in self.overall:
+            mean = row.mean
+            told = [str(mean.n), interval(mean, digits), ends(mean.seeds_only, digits)] if mean else ["-"] * 3
+            p_values = "; ".join(f"{in_markdown(name)}: {p_text(p)}" for name, p in row.p_values.items())
+            lines.append([in_markdown(row.label), str(row.settings), *told, p_values])
         return [f"## All settings\n\n{markdown_table(header, lines)}\n"] if lines else []
 
 
@@ -183,8 +173,7 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         except AttendropError:  # a file of another program
             continue
         if metrics is not None and "pruned" not in metrics:  # a pruned copy has the options of its run
-            of_run = {LABEL: method_label(metrics), "folder": os.path.relpath(path, top)}
-            runs[path] = metrics | of_run
+            runs[path] = metrics | {LABEL: method_label(metrics), "folder": os.path.relpath(path, top)}
     failures = {name: failure["error"] for name, failure in read_failures(folder).items()}
     listed = read_json(folder / COMPARED, {"reference": str, "settings": dict})
     groups, failed, notes = dict[str, list[Mapping[str, Any]]](), dict[str, list[Mapping[str, Any]]](), []
@@ -225,7 +214,11 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         if group
     )
     if unscored := [each.name for each in settings if not each.answer.rows]:
-        notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
+        notes.append(
+            f"{'; '.join(unscored)}: no run has a score on evaluation rows, so that methods cannot be compared; give "
+            "these with --eval-file or --test-fraction. Scores on held-out rows are those by which an epoch or a "
+            "number of steps was chosen."
+        )
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
     of_folders = {each["folder"]: each for own in failed.values() for each in own}
     screened = (read_json(folder / RECORD, {}) or {}).get(ENCODERS)

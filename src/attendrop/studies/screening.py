@@ -27,6 +27,7 @@ from attendrop.studies.answer import DECIMALS, ERROR_MARGIN, MethodRow, ends, nu
 from attendrop.studies.baselines import defined_for
 from attendrop.studies.statistics import ALPHA, Estimate, holm
 from attendrop.tasks.base import Task, encode, with_others
+from attendrop.tasks.class_names import AUTO
 from attendrop.tasks.metrics import RowScores, compute_scores, row_scores
 from attendrop.tasks.splits import groups_of
 from attendrop.tasks.tokenization import columns_of, document_means, of_documents
@@ -34,12 +35,9 @@ from attendrop.tasks.types.base import Array
 from attendrop.tasks.types.linear_models import fit_logistic_regression, stratified_parts
 from attendrop.wording import counted, decimals
 
-AUTO = "auto"
 # Each row is held out once in each repetition; four fifths of the rows are nearly as many as there are.
 FOLDS, REPEATS = 5, 3
 logger = logging.getLogger(__name__)
-
-
 # What ``auto`` stands for, by size: encoders of English texts that need no code of their own. Their licences, and the
 # published figures by which they were chosen, are in docs/compare.md.
 PUBLISHED = (
@@ -108,8 +106,7 @@ class Screening:
     def sentences(self) -> list[str]:
         """Say which encoder is chosen, why, and which ones are left out."""
         best, chosen = self.encoders[0], self.chosen
-        others = [each for each in self.encoders if each is not chosen]
-        smaller = [each for each in others if each.parameters < chosen.parameters]
+        smaller = [each for each in self.encoders if each.parameters < chosen.parameters]
 
         def lead(other: ScreenedEncoder) -> str:
             assert other.difference is not None
@@ -118,7 +115,7 @@ class Screening:
             difference = f"{signed(value, self.decimals)} {ends(Estimate(value, low, high), self.decimals)}"
             return f"({names}: {self.metric} {difference})"
 
-        if not others:
+        if len(self.encoders) == 1:
             reason = "it is the only one that could be loaded" if self.left_out else "no other is given"
         elif chosen is not best:
             reason = (
@@ -126,16 +123,14 @@ class Screening:
                 f"matters less, name {best.model} by --model"
             )
         elif smaller:
-            reason = (
-                f"it is shown to be ahead of all that are smaller {lead(max(smaller, key=lambda each: each.score))}"
-            )
+            best_smaller = max(smaller, key=lambda each: each.score)
+            reason = f"it is shown to be ahead of all that are smaller {lead(best_smaller)}"
         else:
             reason = "it has the best score, and none is smaller"
         rows = f"on the {self.rows} training rows"
-        told = [f"Encoder: {self.name_of(chosen)}. Frozen, with a linear model, {rows}, {reason}."]
-        if self.left_out:
-            told.append(f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}.")
-        return told
+        told = f"Encoder: {self.name_of(chosen)}. Frozen, with a linear model, {rows}, {reason}."
+        left_out = f"Left out, because they cannot be loaded here: {', '.join(self.left_out)}."
+        return [told, left_out] if self.left_out else [told]
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the header and the rows of a table, as texts."""
@@ -207,15 +202,10 @@ def screen(config: RunConfig, models: Sequence[str]) -> Screening:
         raise AttendropError("None of the encoders of models=auto can be loaded here; name folders by models.")
     scored.sort(key=lambda each: (-each[1].score, each[1].parameters))
     (best, first), *others = scored
-    leads = {each.model: row.versus(best) for row, each in others}
-    p_values = holm(
-        {name: 1.0 if lead is None or lead.p_value is None else lead.p_value for name, lead in leads.items()}
-    )
-    ranked = [first]
-    for _, each in others:
-        lead = leads[each.model]
-        ranked.append(replace(each, difference=None if lead is None else lead.mean, p_holm=p_values[each.model]))
-    return Screening(task.metric, len(real), tuple(ranked), tuple(left_out))
+    leads = {each.model: lead for row, each in others if (lead := row.versus(best))}  # all have the same repetitions
+    p_holm = holm({name: 1.0 if lead.p_value is None else lead.p_value for name, lead in leads.items()})
+    behind = [replace(each, difference=leads[each.model].mean, p_holm=p_holm[each.model]) for _, each in others]
+    return Screening(task.metric, len(real), (first, *behind), tuple(left_out))
 
 
 def cross_validated(
@@ -223,15 +213,9 @@ def cross_validated(
 ) -> MethodRow:
     """Score a linear model of features by cross-validation, divided among rows: one score for each repetition.
 
-    Args:
-        name: Label of the row that is returned.
-        task: The task, with its metric.
-        real: The rows that are held out, the first ones of all.
-        features: Of all rows, ``(rows, features)``; those after the real ones are only trained on.
-        encoded: The columns of all encoded rows, with their labels.
-        groups: Number of the group of each real row, which is held out as a whole.
-        balanced: See :meth:`attendrop.tasks.types.base.TaskType.fit_linear`, whose strength, if it is chosen among
-            several, is chosen once, on all rows.
+    ``features``, ``(rows, features)``, and the ``encoded`` columns are those of all rows, of which the ``real`` ones
+    come first, and are held out by their ``groups``, ``(real rows,)``. The strength of
+    :meth:`attendrop.tasks.types.base.TaskType.fit_linear`, if it is chosen among several, is chosen once, on all rows.
     """
     task_type, targets = task.type, list(of_documents(encoded["labels"][:], encoded))
     references = task_type.references(encoded)
@@ -256,9 +240,7 @@ def cross_validated(
             outputs = np.zeros((len(real), *found.shape[1:])) if outputs is None else outputs
             outputs[held] = found
         scores[repeat] = compute_scores(task, outputs, references[: len(real)])[task.metric]
-        divided = row_scores(task, outputs, references[: len(real)], real)
-        if divided is not None:
+        if (divided := row_scores(task, outputs, references[: len(real)], real)) is not None:
             by_row[repeat] = divided
-    spread = statistics.fmean(map(abs, scores.values())) if task.metric.startswith("neg_") else 1.0
-    span = task_type.metrics[task.metric].span
-    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=spread, span=span)
+    scale = statistics.fmean(map(abs, scores.values())) if task.metric.startswith("neg_") else 1.0
+    return MethodRow(name, FROZEN, {}, scores, by_row=by_row, scale=scale, span=task_type.metrics[task.metric].span)

@@ -5,14 +5,13 @@ docs/studies.md has the format of the file.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ if TYPE_CHECKING:  # what needs PyTorch is imported when a file has been read
     from attendrop.studies.results import Results
 
 logger = logging.getLogger(__name__)
-_KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 _EXAMPLES = {
     "study": "{data: cola, methods: finetune, seeds: 5}",
     "run": "{epochs: 4}",
@@ -52,9 +50,6 @@ _EXAMPLES = {
     "methods": "{name: METHOD}",
     "options": "{p: 0.3}",
 }
-# What the file says elsewhere, or the study decides.
-_NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
-_OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
 _LISTS = ("text_columns", "with_columns")  # whose lists are no grids
 _Method = tuple[str, dict[str, Any], str]
 
@@ -86,7 +81,8 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
         AttendropError: There is no such file, it has an unknown key, or one of its runs or data files is not valid.
     """
     reader = _Reader(f"The study file '{path}'")
-    content = reader.mapping("study", read_yaml(path, "study file"), _KEYS)
+    keys = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
+    content = reader.mapping("study", read_yaml(path, "study file"), keys)
     for key in ("data", "methods", "seeds"):
         if not content.get(key):
             raise reader.error(f"has no {key}.")
@@ -131,13 +127,11 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
     settings, labels = dict[str, Sequence[RunSpec]](), dict[str, str]()
     for (name, (_, methods, baselines)), config in zip(points.items(), configs, strict=True):
         specs: dict[str, RunSpec] = {}
-        labelled = [
-            (label or labelled_method(method, options), method, options, label) for method, options, label in methods
-        ]
-        labels |= {label: method for label, method, *_ in labelled}
         for seed in dict.fromkeys(seeds):
             called: dict[str, RunSpec] = {}
-            for label, method, options, own_label in labelled:
+            for method, options, own_label in methods:
+                label = own_label or labelled_method(method, options)
+                labels[label] = method
                 try:
                     own = replace(config, method=method, options=options, seed=seed)
                 except AttendropError as error:
@@ -155,8 +149,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
                 specs[spec.key()] = spec
         settings[name] = list(specs.values())
     calls = [label for label, method in labels.items() if method == REFERENCE]
-    default = calls[0] if len(calls) == 1 else REFERENCE  # by what the file calls it
-    reference = content.get("reference", default)
+    reference = content.get("reference", calls[0] if len(calls) == 1 else REFERENCE)  # by what the file calls it
     if "reference" in content and (not isinstance(reference, str) or reference not in labels):
         told = suggestion(str(reference), tuple(labels))
         raise reader.error(f"has a reference that is not one of its methods, {reference!r}.{told}")
@@ -187,7 +180,9 @@ class _Reader:
 
     def run_options(self, where: str, given: Any) -> dict[str, Any]:
         """Read options of runs by the names of the command line, or lists of their values."""
-        found = {name: self.option(name, value) for name, value in self.mapping(where, given, _OF_RUN).items()}
+        elsewhere = ("model", "method", "options", "seed", "output_dir")  # in the file, or for the study to decide
+        known = tuple(each.name for each in fields(RunConfig) if each.name not in elsewhere)
+        found = {name: self.option(name, value) for name, value in self.mapping(where, given, known).items()}
         for name, other in IN_PLACE_OF.items():
             if found.get(name) and found.get(other):
                 raise self.error(f"has {name} and {other} in {where}, which exclude each other; omit one.")
@@ -282,7 +277,7 @@ def run_study(
 
     found = read_results(folder)
     table = [{"setting": each.name, **record} for each in found.settings for record in each.answer.records()]
-    write_reports(folder, found.markdown(), found.as_dict(), csv_of_records(table))
+    write_reports(folder, found.markdown(), found.as_dict(), table)
     return found
 
 
@@ -300,9 +295,10 @@ def write_compared(folder: Path, settings: Mapping[str, Sequence[Event]], refere
     write_json(folder / COMPARED, {"reference": reference, "settings": runs, **more})
 
 
-def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: str) -> None:
+def write_reports(folder: Path, markdown: str, found: dict[str, Any], table: list[dict[str, Any]]) -> None:
     """Write the files of an answer, for people and their programs: attendrop reads none of them."""
-    for name, content in zip(REPORTS, (markdown, json.dumps(found, indent=2) + "\n", table), strict=True):
+    contents = markdown, json.dumps(found, indent=2) + "\n", csv_of_records(table)
+    for name, content in zip(REPORTS, contents, strict=True):
         write_text(folder / name, content)
 
 
@@ -324,9 +320,7 @@ def check_study_folder(folder: Path, *, comparison: bool = False, file: str | No
         other = "study" if comparison else "comparison"
         raise AttendropError(f"The output folder '{folder}' holds the answer of a {other}; name another one.")
     noted = (found or {}).get("file")
-    if file is None or noted is None or folder != default_folder(file) or not Path(noted).exists():
-        return
-    if not Path(noted).samefile(file):
+    if file and noted and folder == default_folder(file) and Path(noted).exists() and not Path(noted).samefile(file):
         raise AttendropError(
             f"The output folder '{folder}' holds the answer of '{noted}', which would be replaced; name another one "
             "with --output-dir."
