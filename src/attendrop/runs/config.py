@@ -162,7 +162,8 @@ def check_fields(options: Any) -> None:
 class LoraOptions:
     """Options of a LoRA adapter (Hu et al., 2022, https://arxiv.org/abs/2106.09685).
 
-    A targeted layer computes ``W x + (alpha / r) B A x``, where only ``A`` and ``B`` are trained.
+    A targeted layer computes ``W x + (alpha / r) B A x``, where only ``A`` and ``B`` are trained. Raises AttendropError
+    if an option is out of its range.
 
     Attributes:
         r: Rank of the adapter, 1 or more; 8 is PEFT's default, and the paper's for GLUE.

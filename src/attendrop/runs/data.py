@@ -54,28 +54,11 @@ LORA_FACTOR = 10
 SELECTION_FRACTION = 0.1
 # Options that the recipe may decide.
 DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_init", "selection_fraction", "refit")
-# Options by which files are read, with the same names for :func:`load_files`.
-_READ_BY = (
-    *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "ood_column"),
-    *("group_column", "with_columns"),
-)
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
-# Fraction of rows held out as unlike the others, if no fraction of test rows is given.
-OOD_FRACTION = 0.25
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"
-_TREATED = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), strict=True))
-# Parts on which the model that is kept has no score.
-_UNSCORED = ("train", "reward")
-# Up to this many classes are listed in tables, and named in warnings.
-_MOST_LISTED, _SHOWN, _ONE = 12, 10, {"classes": "class", "labels": "label"}
 _MOST_PAIRS = 5  # of similar classes that are named
-# Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
-ALIKE = 0.15
-# Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
-_MANY_CLASSES, _FEW_ROWS = 20, 20
-_FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
 
 
 # The results that are shared, by key, with their sizes in bytes, the one that was used least recently first; None where
@@ -122,14 +105,13 @@ class Parts:
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
     named = (config.task, config.data_dir, config.train_file, config.eval_file)
-    options = {name: getattr(config, name) for name in _READ_BY}
+    read_by = ("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows")
+    options = {name: getattr(config, name) for name in (*read_by, "ood_column", "group_column", "with_columns")}
 
-    def load() -> TaskData:
-        if config.task is not None:
-            return load_task(config.task, data_dir=config.data_dir)
-        assert config.train_file is not None
-        return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
-
+    if config.task is not None:
+        load = partial(load_task, config.task, data_dir=config.data_dir)
+    else:
+        load = partial(load_files, train_file=str(config.train_file), eval_file=config.eval_file, **options)
     data = cached(
         lambda: [*named, [[str(file), known_sha256(file)] for file in data_files(config) if file.is_file()], options],
         load,
@@ -162,7 +144,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     rows, task, task_type, shifted = data.splits["train"], data.task, data.task.type, {}
     given = len(rows)
     if config.ood or config.ood_column is not None:  # the same for every seed, as the test rows
-        fraction = config.test_fraction or OOD_FRACTION
+        fraction = config.test_fraction or 0.25
         if config.ood_column is None:
             rows, shifted["ood"] = hold_out_like(rows, task, fraction, _TEST_SEED)
         else:
@@ -339,14 +321,16 @@ def report_table(report: dict[str, Any], task_type: TaskType) -> str:
         lines.append(["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)])
     else:
         lines += [["words", *(str(part["words"]) for part in parts)]] if of_words else []
-        if len(first[kind]) <= _MOST_LISTED:
+        if len(first[kind]) <= 12:
             lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
         else:
-            title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
+            rows_of = {"classes": "rows of a class", "labels": "rows of a label"}
+            title, form = (f"  {kind}", "{} to {} of each") if of_words else (rows_of[kind], "{} to {}")
             lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
         lines += [["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else []
     cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts)
-    lines.append([f"over {report['max_length']} tokens, {_TREATED[report['long_texts']]}", *cut])
+    treated = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), strict=True))[report["long_texts"]]
+    lines.append([f"over {report['max_length']} tokens, {treated}", *cut])
     return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
 
 
@@ -361,7 +345,8 @@ def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Seque
         pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
         more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
         yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
-    train, scored = parts["train"], [part for name, part in parts.items() if name not in _UNSCORED]
+    # On train and reward, the model that is kept has no score.
+    train, scored = parts["train"], [part for name, part in parts.items() if name not in ("train", "reward")]
     for kind in {"classes", "labels", "tags"} & train.keys():
         missing = [name for name, count in train[kind].items() if count == 0 and name not in named]
         found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
@@ -369,7 +354,7 @@ def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Seque
             single = [name for name, count in train[kind].items() if count == 1]
             unscored = [name for name in single if not any(part[kind][name] for part in scored)]
             found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
-        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
+        yield from (f"{what}: {names_of(names, most=10)}." for what, names in found.items() if names)
         if kind == "classes" and (joined := joined_labels(train[kind])):
             yield f"The class {joined}."
     for name, part in parts.items():
@@ -383,21 +368,19 @@ def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Seque
                 "too: the score on them is optimistic."
             )
     conflicts = report["conflicts"]
-    if conflicts["texts"]:
-        count = conflicts["texts"]
-        yield (
-            f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels, in "
-            f"{conflicts['rows']} rows, such as {conflicts['example']}."
-        )
-    if count := parts["train"]["duplicates"]:
+    if count := conflicts["texts"]:
+        several = f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels"
+        yield f"{several}, in {conflicts['rows']} rows, such as {conflicts['example']}."
+    if count := train["duplicates"]:
         yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
     likeness = report["likeness"] if "ood" not in parts else None
-    if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
-        classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
+    # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
+    if likeness is not None and likeness["within"] >= max(0.15, 2 * likeness["between"]):
+        told = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
         yield (
             f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
             f"{likeness['between']:.2f}): on other phrases the model may be worse; --ood measures this."
-            + (f" {_FOUND}" if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else "")
+            + (f" {told}" if len(train["classes"]) >= 20 and train["rows"] <= 20 * len(train["classes"]) else "")
         )
     for name, part in parts.items():
         if part["unknown"]:

@@ -53,9 +53,6 @@ from attendrop.training.checkpoints import reading
 from attendrop.training.trainer import RegularizedTrainer
 from attendrop.wording import counted
 
-# Sets whose score is kept by row.
-_ROWS_KEPT = ("dev", "ood")
-_REWARD_ROWS = {"split": "reward", "eval": "dev"}
 logger = logging.getLogger(__name__)
 
 
@@ -299,12 +296,11 @@ def set_scores(
 ) -> dict[str, Any]:
     """Score outputs for a set of a run, of a model of the rows ``train``, by default those of the run.
 
-    Returns:
-        JSON values: ``scores`` by all metrics of the task; ``baseline``, the ``answer`` and ``scores`` of a constant
-        prediction, None without ``train_references``; ``predicted``, the number of predictions of each class; ``rows``.
-        For "dev" and "ood" also ``by_row``, the score of the task's metric divided among the rows, their
-        ``predictions``, and the ``report`` of errors; for "dev" the least confidence to ``accept``, if asked for, by
-        the rows whose text is not in ``train``.
+    Returns, as JSON values, ``scores`` by all metrics of the task; ``baseline``, the ``answer`` and ``scores`` of a
+    constant prediction, None without ``train_references``; ``predicted``, the number of predictions of each class;
+    ``rows``. For "dev" and "ood" also ``by_row``, the score of the task's metric divided among the rows, their
+    ``predictions``, and the ``report`` of errors; for "dev" the least confidence to ``accept``, if asked for, by the
+    rows whose text is not in ``train``.
     """
     task, task_type = run.task, run.task.type
     constant = None if train_references is None else constant_scores(task, train_references, references)
@@ -314,7 +310,7 @@ def set_scores(
         "predicted": task_type.predicted_counts(outputs),
         "rows": len(references),
     }
-    if name in _ROWS_KEPT:
+    if name in ("dev", "ood"):
         rows, train = run.parts.report[name], run.parts.real.train if train is None else train
         by_row = row_scores(task, outputs, references, rows)
         found["by_row"] = None if by_row is None else by_row.as_dict()
@@ -396,10 +392,8 @@ def score_model(
 
 
 def _score(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, rows: Dataset, name: str) -> dict[str, Any]:
-    task_type, train, outputs = run.task.type, encoded.real.train, _outputs(trainer, run.task, rows)[0]
-    return set_scores(
-        run, name, outputs, task_type.references(columns_of(rows)), task_type.references(columns_of(train))
-    )
+    references = (run.task.type.references(columns_of(part)) for part in (rows, encoded.real.train))
+    return set_scores(run, name, _outputs(trainer, run.task, rows)[0], *references)
 
 
 def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
@@ -418,8 +412,8 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
     ``steps`` are those after which the kept ``epoch`` ended, of ``planned_steps``; ``score`` and ``scores`` are on the
     held-out rows.
     """
-    log, metric = trainer.state.log_history, run.task.metric
-    ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{metric}" in entry}
+    log = trainer.state.log_history
+    ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{run.task.metric}" in entry}
     steps = trainer.state.best_global_step if run.chooses_epoch else max(ended)
     assert encoded.selection is not None and steps is not None
     return {
@@ -478,7 +472,7 @@ def run_metrics(
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
     if "unlabelled" in found["data"]:
         found["data"]["unlabelled"] |= (trainer.head_init or {}).get("unlabelled") or {"used": False}
-    found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
+    found["data"]["rewarded_on"] = {"split": "reward", "eval": "dev"}.get(config.rewarded_on or "")
     # The fit: scores of the training rows, or of 1,000 of them, at random: if classes alternate, rows taken at regular
     # steps may all be of one class.
     texts, task_type = texts_of(encoded.train), run.task.type

@@ -13,7 +13,7 @@ import logging
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,13 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    PreTrainedModel,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback, set_seed
 
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
@@ -62,7 +56,6 @@ from attendrop.wording import counted
 SUMMARY = "summary.json"
 # Usual upper limits in fine-tuning; an option above its limit is named as the likely cause of a divergence.
 _HIGHEST = {"learning_rate": 1e-3, "weight_decay": 1.0}
-_HIGHEST_OF_METHOD = 100.0
 _ALSO = {"tensorboard": ("tensorboardX",)}  # that do for a package of ``report_to``
 logger = logging.getLogger(__name__)
 
@@ -92,11 +85,7 @@ def train(
         checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; if the epoch is
             chosen, there is one of the best epoch, too.
 
-    Returns:
-        The content of ``metrics.json``.
-
-    Raises:
-        AttendropError: The options, the data or the model are invalid.
+    Returns the content of ``metrics.json``. Raises AttendropError if the options, the data or the model are invalid.
     """
     if config.fp16 and compute_device(config.device).type == "cpu":
         raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")
@@ -302,10 +291,9 @@ def refuse_diverged(config: RunConfig, *values: Any) -> None:
     """Raise AttendropError, with advice, if an array or a tensor has an entry that is NaN or infinite."""
     if all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
         return
-    given = {name: getattr(config, name) for name in _HIGHEST}
-    absurd = {name: value for name, value in given.items() if value > _HIGHEST[name]}
-    numbers = {name: value for name, value in flat_options(config.options).items() if isinstance(value, float)}
-    absurd |= {name: value for name, value in numbers.items() if abs(value) > _HIGHEST_OF_METHOD}
+    absurd = {name: getattr(config, name) for name, most in _HIGHEST.items() if getattr(config, name) > most}
+    of_method = flat_options(config.options).items()
+    absurd |= {name: value for name, value in of_method if isinstance(value, float) and abs(value) > 100}
     named = " and ".join(f"{name.replace('_', '-')} is {value:g}" for name, value in absurd.items())
     half = ", or train without fp16" if config.fp16 else ""
     advice = f"Lower learning-rate, which is {config.learning_rate:g}{half}."
@@ -317,10 +305,8 @@ def divide_logits(model: PreTrainedModel, temperature: float) -> None:
     """Divide the logits of a model by a temperature, in the weights of its last layer.
 
     So every program that loads the model, including stock transformers and ONNX files, computes the calibrated
-    probabilities. The predicted classes do not change; above 1, the model becomes less confident.
-
-    Raises:
-        AttendropError: The model has no linear layer with an output for each class at its end.
+    probabilities. The predicted classes do not change; above 1, the model becomes less confident. Raises AttendropError
+    if the model has no linear layer with an output for each class at its end.
 
     Source: Guo, Pleiss, Sun, Weinberger (2017), On Calibration of Modern Neural Networks, section 4.2.
     """
@@ -366,13 +352,11 @@ def init_head(
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
     Nothing is random, and the model's random state is not used: with the same rows, all methods start alike. ``groups``
-    are those of the texts, see :meth:`TaskType.fit_linear`. Unlabelled texts are used as in :func:`self_trained`.
+    are those of the texts, see :meth:`TaskType.fit_linear`.
 
-    Returns:
-        ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
-        ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at random: by choice, or
-        because it is not one new linear layer on trained features, which is an AttendropError unless ``head_init`` is
-        "auto".
+    Returns ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled
+    texts ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at random: by choice, or
+    because it is not one new linear layer on trained features, an AttendropError unless ``head_init`` is "auto".
     """
     if config.head_init == "random":
         return None
@@ -393,11 +377,8 @@ def init_head(
             found: Array = features.float().cpu().numpy()
             return found
 
-        hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-        try:
+        with linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
             found = over_rows(inputs_of, model, tokenizer, task_type, columns, config.eval_batch_size)
-        finally:
-            hook.remove()
         return document_means(found, columns)
 
     def fitted() -> tuple[LinearFit, dict[str, Any]]:
@@ -417,7 +398,20 @@ def init_head(
     try:
         if not task_type.one_vector:
             raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
-        linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
+        outputs = model.config.num_labels
+        layers = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
+        }
+        if len(layers) != 1:
+            raise _NoProbe(f"the model has {len(layers)} new linear layers with an output for each class, and not one")
+        ((name, linear),) = layers.items()
+        others = sorted(key for key in new if not key.startswith(f"{name}."))
+        if config.head_init == "auto" and others:
+            raise _NoProbe(f"its features pass through weights that are new, too ({others[0]})")
+        if linear.bias is None:
+            raise _NoProbe(f"its layer {name} has no bias")
         model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
         options = (config.eval_batch_size, str(model.device), task_type.kind, balanced, groups, encoded.names)
         fit, decision = cached(
@@ -440,25 +434,6 @@ def init_head(
     if decision:
         logger.info("%s", *unlabelled_decisions([("the head's start", decision["unlabelled"])]))
     return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score} | decision
-
-
-def _new_linear_layer(model: PreTrainedModel, new: Collection[str], *, strict: bool) -> nn.Linear:
-    """Find the linear layer that computes the logits; with ``strict``, nothing else may be new."""
-    outputs = model.config.num_labels
-    linear = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
-    }
-    if len(linear) != 1:
-        raise _NoProbe(f"the model has {len(linear)} new linear layers with an output for each class, and not one")
-    name, layer = next(iter(linear.items()))
-    others = sorted(key for key in new if not key.startswith(f"{name}."))
-    if strict and others:
-        raise _NoProbe(f"its features pass through weights that are new, too ({others[0]})")
-    if layer.bias is None:
-        raise _NoProbe(f"its layer {name} has no bias")
-    return layer
 
 
 # What a run logs before and after training ----------------------------------------------------------------------------
