@@ -68,22 +68,18 @@ _CONFLICTS = (
 
 
 def option(default: Any, group: str = "", help: str = "", allowed: Range | None = None, **more: Any) -> Any:
-    """Declare an option.
+    """Declare an option with its ``default``, ``MISSING`` if there is none, and its ``help``.
 
-    Args:
-        default: The default; ``MISSING`` if there is none.
-        group: Group of options on the command line; empty: commands declare it themselves.
-        help: What ``--help`` says.
-        allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
-        more: ``shown``, what ``--help`` shows as the default, by default the default itself; ``flags``, names on the
-            command line, by default the option's own; of a mapping, an ``example`` NAME=VALUE; ``listed``, whether the
-            command line and files take several values: a run for each.
+    ``group`` is that of options on the command line; empty: commands declare it themselves. ``allowed`` are the values
+    besides None; None: those of its type, numbers of at least 1. ``more`` may have ``shown``, what ``--help`` shows as
+    the default, by default the default itself; ``flags``, names on the command line, by default the option's own; of a
+    mapping, an ``example`` NAME=VALUE; ``listed``, whether command line and files take several values: a run for each.
     """
     shown = ""
     if isinstance(default, int | float | str) and not isinstance(default, bool):
         shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown}
-    metadata |= {"flags": (), "example": "", "listed": False, **more}
+    metadata = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": (), "example": ""}
+    metadata |= {"listed": False, **more}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -474,9 +470,8 @@ class RunConfig:
         if self.label_type in table.GUESSED:
             from attendrop.tasks.inspection import inspect_files
 
-            given = ("text_columns", "label_column", "label_type", "label_map")
-            named = {name: getattr(self, name) for name in given}
-            found = inspect_files(file, **named)
+            named = ("text_columns", "label_column", "label_type", "label_map")
+            found = inspect_files(file, **{name: getattr(self, name) for name in named})
             texts, labels, hint = found.text_candidates, found.label_candidates, found.label_hint
             self._set(text_columns=texts[0] if len(texts) == 1 else ())
             self._set(label_column=labels[0] if len(labels) == 1 else None)
@@ -602,9 +597,8 @@ class Source:
         if columns and (found is not None or not labelled):
             return columns, found
         of_file = "" if file == table.STDIN else f" of {names_of(table.column_names(file))}"
-        if not columns:
-            raise AttendropError(f"No text-columns are given; give some, comma-separated{of_file}.")
-        raise AttendropError(f"No label-column is given; give one{of_file}.")
+        what = "label-column is given; give one" if columns else "text-columns are given; give some, comma-separated"
+        raise AttendropError(f"No {what}{of_file}.")
 
 
 # Files of options, and published ones ---------------------------------------------------------------------------------

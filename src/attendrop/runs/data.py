@@ -173,9 +173,19 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     if config.rewarded_on == "split":
         kept, reward = hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
+    of_data = (config.task, task_type.label_type, len(task.text_columns))
+    named: list[tuple[str, Any]] = []  # names of classes that may be rows, with their labels
+    if class_names.check_texts(config.label_names, config.unlabelled, *of_data) or config.label_names is None:
+        pass
+    elif config.label_names != class_names.AUTO:
+        named = class_names.read_label_names(config.label_names, replace(task_type, unknown_names=()))
     # By the rows that are given, not those that are left, so that a comparison's last model does as those compared.
-    texts, left_out = _names(config, task, given, held_out)
-    if texts:
+    elif not class_names.why_no_rows(task_type.label_names, given):
+        names = class_names.telling_names(task_type.label_names)
+        named = [(class_names.in_words(name), task_type.label_of([name])) for name in names]
+    held_texts = {class_names.same_text(text) for part in held_out if named for (text,) in task_type.texts(part)}
+    left_out = tuple(text for text, _ in named if class_names.same_text(text) in held_texts)
+    if texts := [(text, label) for text, label in named if text not in left_out]:
         columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
         columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
         columns["index"] = [-1] * len(texts)  # that of no row of a file
@@ -192,26 +202,6 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     found, numbers = class_names.read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
     return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
-
-
-def _names(
-    config: RunConfig, task: Task, rows: int, held_out: Sequence[Dataset]
-) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
-    """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
-    task_type, file = task.type, None if config.label_names == class_names.AUTO else config.label_names
-    of_data = (config.task, task_type.label_type, len(task.text_columns))
-    reason = class_names.check_texts(config.label_names, config.unlabelled, *of_data)
-    if reason or config.label_names is None or (file is None and class_names.why_no_rows(task_type.label_names, rows)):
-        return [], ()
-    found: list[tuple[str, Any]]
-    if file is None:
-        names = class_names.telling_names(task_type.label_names)
-        found = [(class_names.in_words(name), task_type.label_of([name])) for name in names]
-    else:
-        found = class_names.read_label_names(file, replace(task_type, unknown_names=()))
-    scored = {class_names.same_text(text) for part in held_out for (text,) in task_type.texts(part)}
-    left_out = tuple(text for text, _ in found if class_names.same_text(text) in scored)
-    return [(text, label) for text, label in found if class_names.same_text(text) not in scored], left_out
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:

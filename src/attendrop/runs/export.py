@@ -114,13 +114,12 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     """Measure the loss of score due to eight-bit weights."""
     try:
         run = load_finished_run(run_dir, data_dir=data_dir)
+        if not run.sets:
+            raise AttendropError("the run has no rows except its training rows.")
     except AttendropError as error:
         logger.warning("The loss of score due to int8 was not measured: %s", error)
         return None
-    name = next((name for name in ("dev", *run.sets) if name in run.sets), None)
-    if name is None:
-        logger.warning("The loss of score due to int8 was not measured: the run has no rows except its training rows.")
-        return None
+    name = "dev" if "dev" in run.sets else next(iter(run.sets))
     before, after = run.predictions(name, run.outputs(name)), run.predictions(name, onnx_outputs(run, name, file))
     return {
         "set": name,

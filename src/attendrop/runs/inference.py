@@ -45,19 +45,10 @@ from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
-from attendrop.tasks import table, tokenization
+from attendrop.tasks import metrics, table, tokenization
 from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model, truncated_rows
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
-from attendrop.tasks.metrics import (
-    compute_scores,
-    group_scores,
-    independent_units,
-    label_mapping,
-    new_rows,
-    read_as,
-    with_metric,
-)
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD
@@ -280,8 +271,7 @@ def load_baseline(folder: Path) -> BaselineModel:
             options = {"config": config, "use_safetensors": True, "dtype": "float32"}
             encoder = task_type.model_class(config).from_pretrained(place, **options)
             tokenization.fit_tokenizer(place, encoder, tokenizer)
-        weight = arrays.get("weight")
-        parts = arrays["bias"], weight, vectorizers, encoder, getattr(config, AS_TRAINED, {})
+        parts = arrays["bias"], arrays.get("weight"), vectorizers, encoder, getattr(config, AS_TRAINED, {})
         return BaselineModel(saved["baseline"], task_type, tokenizer, *parts)
     except (OSError, KeyError, ValueError) as error:
         raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
@@ -483,21 +473,21 @@ class FinishedRun(ResolvedRun):
         return Predictions(
             references,
             outputs,
-            lambda labels, outputs: compute_scores(decisive, outputs, labels)[decisive.metric],
+            lambda labels, outputs: metrics.compute_scores(decisive, outputs, labels)[decisive.metric],
             task_type.num_classes,
             task_type.metrics[self.task.metric].span,
-            independent_units(rows, self.task, len(references)),
+            metrics.independent_units(rows, self.task, len(references)),
         )
 
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
     """Load a run with its rows and model; raises AttendropError if it is not finished, or its data changed."""
-    run, metrics = run_folder.read_finished(run_dir)
+    run, scored = run_folder.read_finished(run_dir)
     run_folder.check_keeps_model(run_dir)
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     resolved = _resolved(run_dir, run, "its selection split cannot be reproduced.", **changed)
     model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
-    return FinishedRun(resolved.config, resolved.given, resolved.data, resolved.parts, metrics, model, tokenizer)
+    return FinishedRun(resolved.config, resolved.given, resolved.data, resolved.parts, scored, model, tokenizer)
 
 
 def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any) -> ResolvedRun:
@@ -542,7 +532,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         told = "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how "
         logger.warning(told + "well it does on new ones.", source.file)
     every, labels, task_type = np.concatenate(outputs), np.concatenate(references), rows.task.type
-    scores = compute_scores(rows.task, every, labels)
+    scores = metrics.compute_scores(rows.task, every, labels)
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
     if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
@@ -554,7 +544,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         "all_scores": scores,
         "predicted": predicted,
         "unknown_labels": task_type.unknown_counts(labels),
-        "groups": group_scores(rows.task, every, labels, groups),
+        "groups": metrics.group_scores(rows.task, every, labels, groups),
     }
     if report:
         scored, train = concatenate_datasets(loaded), None
@@ -578,7 +568,7 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
             divided = task and model.options["test_fraction"] and (source.task or source.split)
             here = source.task in (None, task) and rows.split == "dev" and not divided
             chosen_here = here if source.file is None else is_file("eval_file")
-            if new := list(range(len(scored))) if train is None else new_rows(scored, train, rows.task):
+            if new := list(range(len(scored))) if train is None else metrics.new_rows(scored, train, rows.task):
                 share = accepted_share(every[new], labels[new], accept)
                 found["report"]["accept"] = share | {"chosen_here": chosen_here}
     return found
@@ -686,7 +676,7 @@ class _Rows:
                 last_line = time.monotonic()
                 logger.info("%s rows done%s", f"{self.done:,}", "." if self.total is None else f" of {self.total:,}.")
             unknown, cut = unknown + tokenization.unknown_rows(encoded, model.tokenizer), cut + of_chunk
-            yield chunk, encoded, read_as(outputs, self.reading, len(self.task.type.output_names))
+            yield chunk, encoded, metrics.read_as(outputs, self.reading, len(self.task.type.output_names))
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if unknown:  # as in large files
@@ -721,7 +711,9 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     part: Dataset | None = None
     if task is not None:
         asked, task_type = get_task(task), model.task_type
-        reading = label_mapping(asked, task_type)  # the classes may be fewer than the model's, or named otherwise
+        reading = metrics.label_mapping(
+            asked, task_type
+        )  # the classes may be fewer than the model's, or named otherwise
         if reading is None and not task_type.fits(asked.type):
             raise AttendropError(f"The model predicts {task_type.predicts}, {task} asks for {asked.type.predicts}.")
         if reading is None and asked.label_names != task_type.label_names:
@@ -773,7 +765,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         )
     rows.task = rows.task.with_long_texts(source.long_texts or model.options.get("long_texts"))
     if model.options.get("metric") is not None:
-        rows.task = with_metric(rows.task, model.options["metric"])
+        rows.task = metrics.with_metric(rows.task, model.options["metric"])
     first = next(rows.chunks, None)
     if first is None:
         raise AttendropError(f"{rows.place} has no valid row: {len(rows.bad.skipped)} were skipped.")

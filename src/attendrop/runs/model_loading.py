@@ -64,17 +64,14 @@ class Loaded(NamedTuple):
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
-    """Load a model with the head of a task.
+    """Load a model with the head of a task; ``name`` is as for :func:`attendrop.support.files.resolve_model`.
 
-    Args:
-        name: As for :func:`attendrop.support.files.resolve_model`.
-        task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
-            model has none that fits. None: the model is fine-tuned and keeps its head.
-        pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
+    The ``task`` determines the size, the label names and the loss of the head; a new head is initialized if the model
+    has none that fits. None: the model is fine-tuned and keeps its head. ``pooling`` is what the head of the task
+    reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
 
-    Raises:
-        AttendropError: The model cannot be found or loaded, lacks files, has pickled weights only, needs code of its
-            own, or (with ``task=None``) has no trained head.
+    Raises AttendropError if the model cannot be found or loaded, lacks files, has pickled weights only, needs code of
+    its own, or (with ``task=None``) has no trained head.
     """
     _check_folder(name)
     if pruned_model.is_pruned(name) or pruned_model.is_adapter(name):

@@ -438,13 +438,11 @@ def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -
 
 
 def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
-    """Return the score of the kept epoch on the selection split; None if there is none."""
-    if run.parts.selection is None:
-        return None
+    """Return the score of the kept epoch on the selection split; None if there is none, or no step was taken."""
     if run.chooses_epoch:
         return trainer.state.best_metric
     found = [entry[f"eval_{run.task.metric}"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return float(found[-1]) if found else None  # no steps
+    return float(found[-1]) if found else None
 
 
 def run_metrics(
