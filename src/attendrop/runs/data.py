@@ -446,10 +446,9 @@ class ResolvedRun:
         asked = bool(self.given.selection_fraction) or self.given.patience is not None
         return asked or self.config.protocol == "paper"
 
-    def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
-        """Return the run on all training rows, including those held out here, for as many epochs or ``max_steps``."""
-        steps = {} if max_steps is None else {"max_steps": max_steps}
-        config = self.config.filled(selection_fraction=0.0, refit=False, patience=None, **steps)
+    def on_all_rows(self) -> ResolvedRun:
+        """Return the run on all training rows, including those held out here, for as many epochs or steps."""
+        config = self.config.filled(selection_fraction=0.0, refit=False, patience=None)
         return ResolvedRun(config, config, self.data, divide(config, self.data))
 
 

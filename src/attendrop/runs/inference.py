@@ -61,7 +61,7 @@ _WEIGHTS = "baseline.safetensors"
 _UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
 _CUT = "%d of %d rows have more tokens than are read (max-length): the rest of their text does not count."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
-_WORD = re.compile(r"\w")
+
 _TERMS: tuple[dict[str, Any], ...] = (
     {"token_pattern": r"\w+", "ngram_range": (1, 2)},
     {"analyzer": "char_wb", "ngram_range": (2, 5)},
@@ -283,7 +283,7 @@ def fit_tf_idf(texts: Sequence[tuple[str, ...]]) -> list[TfidfVectorizer]:
     Raises AttendropError if no text of a column has a letter or a digit.
     """
     columns = list(zip(*texts, strict=True))
-    if not all(any(map(_WORD.search, column)) for column in columns):
+    if not all(any(re.search(r"\w", text) for text in column) for column in columns):
         raise AttendropError("No training text has a word, of letters or digits, which TF-IDF counts.")
     return [TfidfVectorizer(sublinear_tf=True, **terms).fit(column) for column in columns for terms in _TERMS]
 

@@ -38,14 +38,11 @@ from attendrop.support import files
 from attendrop.tasks.inspection import label_columns
 from attendrop.tasks.table import STDIN, BadRows, files_of, read_chunks
 
-RUN = "run.json"
-METRICS = "metrics.json"
-LOCK = ".lock"
+RUN, METRICS, LOCK, TENSORBOARD = "run.json", "metrics.json", ".lock", "tensorboard"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
 # Checkpoints of the training that selects the number of steps, before the final training, or of one that follows it.
 SELECTION = "selection"
-TENSORBOARD = "tensorboard"
 # Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
 # Files for readers, and the one of an adapter that says where its model is: they may be changed, or missing.

@@ -58,24 +58,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RunCallback(TrainerCallback, ExportableState):
-    """Callback of a run, one for all, since the trainer warns of two callbacks of a class.
+    """Callback of a run, one for all, since the trainer warns of two callbacks of a class."""
 
-    Attributes:
-        save_steps, log_steps: Optimizer steps between checkpoints and logs, besides those at the end of an epoch.
-        save_seconds: Seconds between checkpoints.
-        stop_after: Number of steps after which training ends, of a longer schedule.
-        begun: Called after the first step, since methods and models refuse invalid settings before that.
-        seconds_so_far: Seconds of training, once it has ended, with those of earlier processes, from a checkpoint.
-        seconds_before: Seconds of training in earlier processes.
-    """
-
-    save_steps: int | None = None
+    save_steps: int | None = None  # between checkpoints, besides those at the end of an epoch
     log_steps: int | None = None
-    save_seconds: float | None = None
-    stop_after: int | None = None
-    begun: Callable[[], None] | None = None
-    seconds_so_far: float = 0.0
-    seconds_before: float = 0.0
+    save_seconds: float | None = None  # between checkpoints
+    stop_after: int | None = None  # number of steps after which training ends, of a longer schedule
+    begun: Callable[[], None] | None = None  # called after the first step: before that, invalid settings are refused
+    seconds_so_far: float = 0.0  # of training, once it has ended, with those of earlier processes, from a checkpoint
+    seconds_before: float = 0.0  # of training in earlier processes
     start: float = field(default_factory=time.monotonic)  # of this training
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -113,16 +104,11 @@ class RunTrainer(RegularizedTrainer):
 
     Metrics, and callers of ``predict``, get predictions and labels in the order of the rows, so that these can be
     compared with columns of the rows that the trainer does not see.
-
-    Attributes:
-        head_init: How the head started, see :func:`attendrop.runs.train.init_head`; None: at random, or as it was.
-        head_is_new: Whether the model came without a head for the task.
-        meter: The callback of the run, which measures its time.
     """
 
-    head_init: dict[str, Any] | None = None
-    head_is_new = True
-    meter: RunCallback
+    head_init: dict[str, Any] | None = None  # how the head started, see `init_head`; None: at random, or as it was
+    head_is_new = True  # whether the model came without a head for the task
+    meter: RunCallback  # which measures the time of the run
 
     def __init__(self, *args: Any, task_type: TaskType, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -75,15 +75,11 @@ def train(
     ``metrics.json`` is written last: a folder that has it holds a finished run, whose checkpoints are deleted. The
     folder is locked throughout, so that no other process can train in it.
 
-    Args:
-        config: Options of the run.
-        resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
-            training rows and its model are the same.
-        overwrite: Replace the run in the folder; it is moved aside when this one is complete.
-        callbacks: Callbacks of the trainer.
-        keep_model: False keeps ``metrics.json`` and the options only.
-        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; if the epoch is
-            chosen, there is one of the best epoch, too.
+    ``resume`` continues from the newest complete checkpoint, or starts over without one; a finished run is kept, if its
+    training rows and its model are the same. ``overwrite`` replaces the run in the folder, which is moved aside when
+    this one is complete. ``callbacks`` are those of the trainer. ``keep_model=False`` keeps ``metrics.json`` and the
+    options only. With ``checkpoint_seconds`` there is a checkpoint after this time, instead of after each epoch; if the
+    epoch is chosen, there is one of the best epoch, too.
 
     Returns the content of ``metrics.json``. Raises AttendropError if the options, the data or the model are invalid.
     """
@@ -162,7 +158,7 @@ def _train(
         seconds_before = float(selected["seconds"])
     # The training whose model is kept.
     if selected is not None:
-        final, encoded = run.on_all_rows(selected["planned_steps"]), encoded_whole
+        final, encoded = replace(whole, config=whole.config.filled(max_steps=selected["planned_steps"])), encoded_whole
         trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
         logger.info("Training again on all %s, for %s.", trained_on, steps)
     trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))

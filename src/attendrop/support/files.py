@@ -26,12 +26,9 @@ _KNOWN_SHA256: dict[tuple[Path, int, int], str] = {}
 MINILM = "minilm"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# The file of PEFT that marks an adapter, instead of a model's config.json.
-ADAPTER_CONFIG = "adapter_config.json"
-# The file that replaces it for a pruned model: transformers raises an error instead of loading an incomplete model.
-PRUNED_CONFIG = "pruned_config.json"
-# The file that replaces it for a baseline, which no class of transformers is.
-BASELINE_CONFIG = "baseline.json"
+# Files in place of a model's config.json: PEFT's of an adapter; of a pruned model, so that transformers raises an error
+# instead of loading an incomplete one; of a baseline, which no class of transformers is.
+ADAPTER_CONFIG, PRUNED_CONFIG, BASELINE_CONFIG = "adapter_config.json", "pruned_config.json", "baseline.json"
 WEIGHTS = "model.safetensors"
 # What `attendrop patterns --fit` writes into the folder of a run, which is none of its model.
 SCHEDULE = "scheduler.json"
