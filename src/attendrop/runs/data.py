@@ -32,12 +32,10 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import default_pooling, load_config, refuse_untrainable
 from attendrop.runs.run_folder import number_of_processes
 from attendrop.support.files import known_sha256
-from attendrop.tasks import class_names
+from attendrop.tasks import class_names, registry, splits
 from attendrop.tasks.base import Task, TaskData, encode, truncated_rows, with_others
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
 from attendrop.tasks.metrics import data_digest, texts_alone, with_metric
-from attendrop.tasks.registry import load_task, task_files
-from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
 from attendrop.tasks.tokenization import LONG_TEXTS, columns_of, texts_of, unknown_rows
 from attendrop.tasks.types.base import TaskType
@@ -109,7 +107,7 @@ def load_data(config: RunConfig) -> TaskData:
     options = {name: getattr(config, name) for name in (*read_by, "ood_column", "group_column", "with_columns")}
 
     if config.task is not None:
-        load = partial(load_task, config.task, data_dir=config.data_dir)
+        load = partial(registry.load_task, config.task, data_dir=config.data_dir)
     else:
         load = partial(load_files, train_file=str(config.train_file), eval_file=config.eval_file, **options)
     data = cached(
@@ -130,7 +128,7 @@ def data_files(config: RunConfig) -> list[Path]:
         named = (config.train_file, config.eval_file, config.label_map, names, config.unlabelled)
         return [file for name in named if name is not None for file in files_of(name)]
     try:
-        return task_files(config.task, config.data_dir)
+        return registry.task_files(config.task, config.data_dir)
     except AttendropError:  # loading reports what is wrong
         return []
 
@@ -146,32 +144,32 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     if config.ood or config.ood_column is not None:  # the same for every seed, as the test rows
         fraction = config.test_fraction or 0.25
         if config.ood_column is None:
-            rows, shifted["ood"] = hold_out_like(rows, task, fraction, _TEST_SEED)
+            rows, shifted["ood"] = splits.hold_out_like(rows, task, fraction, _TEST_SEED)
         else:
             values = rows[OOD_VALUES][:]
-            rows, shifted["ood"] = hold_out_values(rows, config.ood_column, values, fraction)
+            rows, shifted["ood"] = splits.hold_out_values(rows, config.ood_column, values, fraction)
     if config.test_fraction:
-        rows, held = hold_out(rows, task, config.test_fraction, _TEST_SEED)
+        rows, held = splits.hold_out(rows, task, config.test_fraction, _TEST_SEED)
         assert held is not None
         report = {"dev": held}
     else:
         report = {name: split for name, split in data.splits.items() if name != "train"}
     report |= shifted
     if config.shots is not None:
-        rows = few_shot(rows, task, config.shots, config.seed)
+        rows = splits.few_shot(rows, task, config.shots, config.seed)
         given = len(rows)
     if config.max_train_samples is not None:
-        rows = subset(rows, config.max_train_samples, config.seed)
+        rows = splits.subset(rows, config.max_train_samples, config.seed)
         given = min(given, config.max_train_samples)
     for _ in range(config.halvings or 0):  # names of classes stay rows, or none, as with all of the rows
-        rows = hold_out(rows, task, 0.5, config.seed)[0]
+        rows = splits.hold_out(rows, task, 0.5, config.seed)[0]
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:
-        kept, selection = hold_out(rows, task, config.selection_fraction or 0.0, config.seed)
+        kept, selection = splits.hold_out(rows, task, config.selection_fraction or 0.0, config.seed)
     reward = report["dev"] if config.rewarded_on == "eval" else None
     if config.rewarded_on == "split":
-        kept, reward = hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
+        kept, reward = splits.hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
     of_data = (config.task, task_type.label_type, len(task.text_columns))
     named: list[tuple[str, Any]] = []  # names of classes that may be rows, with their labels
@@ -282,7 +280,7 @@ def data_report(
         "similar_classes": [
             [first[plain(name)], name] for name in classes if first.setdefault(plain(name), name) != name
         ],
-        "likeness": class_likeness(parts.train, data.task),
+        "likeness": splits.class_likeness(parts.train, data.task),
         "skipped": len(data.skipped),
         "skipped_places": skipped_places(data.skipped),
     }

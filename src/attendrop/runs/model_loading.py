@@ -100,8 +100,8 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
                 model_classes.configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
                 if trained_pooling(name) == "cls":
                     setattr(config, model_classes.FIRST_TOKEN, True)
-        how = {"use_safetensors": True, "dtype": "float32", "trust_remote_code": False, "output_loading_info": True}
-        how |= {"config": config, "ignore_mismatched_sizes": task is not None}
+        how: Any = {"use_safetensors": True, "dtype": "float32", "trust_remote_code": False, "config": config}
+        how |= {"ignore_mismatched_sizes": task is not None, "output_loading_info": True}
         model, found = task_type.model_class(config).from_pretrained(place, **how)
         tokenizer = task_type.load_tokenizer(place)
     freeze_unsaved(model)

@@ -39,12 +39,9 @@ from attendrop.runs.model_loading import Loaded, add_adapter, load_config, load_
 from attendrop.runs.run_folder import is_main_process, number_of_processes, read_run
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
-from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
+from attendrop.tasks import class_names, splits, table, tokenization
 from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
-from attendrop.tasks.splits import GROUP, given_groups
-from attendrop.tasks.table import write_skipped
-from attendrop.tasks.tokenization import columns_of, document_means, of_documents, save_tokenizer
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.tasks.types.linear_models import LinearFit, self_trained
 from attendrop.tasks.types.model_classes import pooling_of
@@ -136,13 +133,8 @@ def _train(
     if not begun and is_main_process():
         run_folder.set_aside(place)
     found = {name: getattr(run.config, name) for name in (*data.DECIDED, "options")}
-    fit_here = partial(
-        fit,
-        place=place,
-        begin=partial(run_folder.begin_run, place, config, rows, decided=found, processes=number_of_processes()),
-        callbacks=callbacks,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    begin = partial(run_folder.begin_run, place, config, rows, decided=found, processes=number_of_processes())
+    fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
     # Without the held-out rows, if they are to be trained on in the end.
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit and selected is None:
@@ -189,7 +181,7 @@ def _train(
             if config.shots is not None or config.max_train_samples is not None:
                 write_json(place / run_folder.SAMPLED_ROWS, data.sampled_rows(run.parts))
             if run.data.skipped:
-                write_skipped(place / data.SKIPPED, run.data.skipped)
+                table.write_skipped(place / data.SKIPPED, run.data.skipped)
             run_folder.finish_run(place, Path(config.output_dir), metrics)
     trainer.accelerator.wait_for_everyone()
     return metrics
@@ -234,7 +226,7 @@ def fit(
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
         run.method.prepare(loaded.model, config.seed)
         rows = run.parts.train
-        groups = given_groups(rows) if GROUP in rows.column_names else None
+        groups = splits.given_groups(rows) if splits.GROUP in rows.column_names else None
         head_init = init_head(loaded, task.type, encoded, config, groups)
     if config.adapter is not None:
         loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.type, config.adapter))
@@ -255,7 +247,7 @@ def fit(
         outputs = task.type.row_outputs(np.asarray(found.predictions), rows, tokenizer)
         return compute_scores(task, outputs, task.type.references(rows))
 
-    selection = {} if encoded.selection is None else columns_of(encoded.selection)
+    selection = {} if encoded.selection is None else tokenization.columns_of(encoded.selection)
     trainer = run_trainer.RunTrainer(
         loaded.model,
         arguments,
@@ -329,7 +321,7 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     else:  # transformers and PEFT would put an adapter on a class of their own, or read what the model did before
         whole = model.merge_and_unload() if has_adapter(model) else model
         whole.save_pretrained(files)
-    save_tokenizer(tokenizer, files)
+    tokenization.save_tokenizer(tokenizer, files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     write_text(files / CARD, model_card(metrics, run.task.type, stock=stock, adapter=adapter))
@@ -375,11 +367,11 @@ def init_head(
 
         with linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
             found = over_rows(inputs_of, model, tokenizer, task_type, columns, config.eval_batch_size)
-        return document_means(found, columns)
+        return tokenization.document_means(found, columns)
 
     def fitted() -> tuple[LinearFit, dict[str, Any]]:
         features = features_of(columns)
-        labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
+        labels = tokenization.of_documents(columns["labels"], columns)  # a text has the mean output of its windows
         fit = task_type.fit_linear(features, labels, balanced=balanced, groups=groups)
         if fit is None:
             raise _NoProbe("the training rows do not determine a linear model")
@@ -428,7 +420,7 @@ def init_head(
     told = "The head starts from a %s on the frozen encoder (%s): %s %.2f on the training rows."
     logger.info(told, fit.kind, settings, metric, score)
     if decision:
-        logger.info("%s", *unlabelled_decisions([("the head's start", decision["unlabelled"])]))
+        logger.info("%s", *class_names.unlabelled_decisions([("the head's start", decision["unlabelled"])]))
     return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score} | decision
 
 
@@ -446,8 +438,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         counts.append(f"{len(parts.reward)} more to reward the method on")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
-    named = names_told(parts.names, parts.names_left_out, config.label_names)
-    for told in (*named, *unlabelled_told(parts.unlabelled_numbers)):
+    named = class_names.names_told(parts.names, parts.names_left_out, config.label_names)
+    for told in (*named, *class_names.unlabelled_told(parts.unlabelled_numbers)):
         logger.info("%s", told)
     if positive := run.task.type.positive_class(run.task.metric):
         logger.info("%s is that of the class %r, the second of two.", run.task.metric, positive)
