@@ -56,13 +56,6 @@ PATHS = (*DATA, "data_dir", "model")
 # Options by which a model reads rows, which its configuration has, too, for folders without those of the run, as on the
 # hub; and their name there.
 READ_BY, AS_TRAINED = ("max_length", "long_texts", "with_columns", "task_options"), "attendrop_options"
-# Pairs of options of which one can be given, and why.
-_CONFLICTS = (
-    ("test_fraction", "eval_file", "are both evaluation data"),
-    ("shots", "max_train_samples", "both limit the training data"),
-    ("bf16", "fp16", "exclude each other"),
-    ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
-)
 
 # Declaration of options -----------------------------------------------------------------------------------------------
 
@@ -422,7 +415,12 @@ class RunConfig:
             "protocol 'paper' selects the epoch on the evaluation rows; omit selection-fraction.": paper
             and self.selection_fraction,
         }
-        for one, other, conflict in _CONFLICTS:
+        for one, other, conflict in (
+            ("test_fraction", "eval_file", "are both evaluation data"),
+            ("shots", "max_train_samples", "both limit the training data"),
+            ("bf16", "fp16", "exclude each other"),
+            ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
+        ):
             message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."
             refused[message] = getattr(self, one) and getattr(self, other)
         for name in ("calibrate", "refit") if paper else ("patience", "calibrate", "refit"):

@@ -45,14 +45,8 @@ _HEADS = (
     *("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEQ_TO_SEQ_CAUSAL_LM"),
     *("SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "CTC", "IMAGE_TEXT_TO_TEXT"),
 )
-_CLASSIFIERS = (
-    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-)
 # Exceptions when a model is built from its configuration alone and run.
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ImportError, ArithmeticError)
-# Memory, in bytes, from which on it is announced.
-_MUCH = 2**30
 
 
 class Loaded(NamedTuple):
@@ -260,6 +254,7 @@ def examine(name: str) -> dict[str, Any]:
     """
     config, attention_layers = load_config(name), list[AttentionLayer]()
     not_run, reason = [], None
+    classifiers = (getattr(modeling_auto, f"MODEL_FOR_{of}_CLASSIFICATION_MAPPING") for of in ("SEQUENCE", "IMAGE"))
     try:
         model, attention_layers = _traced(config)
         ran = {layer.name.partition("#")[0] for layer in attention_layers}
@@ -271,7 +266,7 @@ def examine(name: str) -> dict[str, Any]:
         "architecture": config.model_type,
         "supported": reason is None,
         "reason": reason,
-        "trainable": any(type(config) in mapping for mapping in _CLASSIFIERS),
+        "trainable": any(type(config) in mapping for mapping in classifiers),
         "sites": [asdict(layer) for layer in attention_layers],
         "not_run": not_run,
     }
@@ -302,7 +297,7 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
                 raise
             except _FAILURES as error:
                 failures.append(error)
-        if device == "meta" and (needed := sum(weight.nbytes for weight in model.parameters())) > _MUCH:
+        if device == "meta" and (needed := sum(weight.nbytes for weight in model.parameters())) > 2**30:
             told = "%s reads values of tensors, so it is built in memory, with random weights: %.1f GiB."
             logger.warning(told, type(model).__name__, needed / 2**30)
     raise AttendropError(f"It could not be built and run from its configuration ({first_line(failures[-1])}).")
