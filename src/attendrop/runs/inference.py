@@ -711,9 +711,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     part: Dataset | None = None
     if task is not None:
         asked, task_type = get_task(task), model.task_type
-        reading = metrics.label_mapping(
-            asked, task_type
-        )  # the classes may be fewer than the model's, or named otherwise
+        reading = metrics.label_mapping(asked, task_type)  # classes may be fewer than the model's, or named otherwise
         if reading is None and not task_type.fits(asked.type):
             raise AttendropError(f"The model predicts {task_type.predicts}, {task} asks for {asked.type.predicts}.")
         if reading is None and asked.label_names != task_type.label_names:
