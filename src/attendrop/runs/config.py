@@ -38,6 +38,7 @@ from attendrop.methods.core.options import (
 from attendrop.support.files import MINILM
 from attendrop.tasks import table
 from attendrop.tasks.class_names import AUTO, check_texts
+from attendrop.tasks.table import LABEL_TYPES
 from attendrop.tasks.tokenization import LONG_TEXTS
 from attendrop.wording import names_of
 
@@ -55,35 +56,23 @@ PATHS = (*DATA, "data_dir", "model")
 # Options by which a model reads rows, which its configuration has, too, for folders without those of the run, as on the
 # hub; and their name there.
 READ_BY, AS_TRAINED = ("max_length", "long_texts", "with_columns", "task_options"), "attendrop_options"
-_KINDS = table.LABEL_TYPES
-# Pairs of options of which one can be given, and why.
-_CONFLICTS = (
-    ("test_fraction", "eval_file", "are both evaluation data"),
-    ("shots", "max_train_samples", "both limit the training data"),
-    ("bf16", "fp16", "exclude each other"),
-    ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
-)
 
 # Declaration of options -----------------------------------------------------------------------------------------------
 
 
 def option(default: Any, group: str = "", help: str = "", allowed: Range | None = None, **more: Any) -> Any:
-    """Declare an option.
+    """Declare an option with its ``default``, ``MISSING`` if there is none, and its ``help``.
 
-    Args:
-        default: The default; ``MISSING`` if there is none.
-        group: Group of options on the command line; empty: commands declare it themselves.
-        help: What ``--help`` says.
-        allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
-        more: ``shown``, what ``--help`` shows as the default, by default the default itself; ``flags``, names on the
-            command line, by default the option's own; of a mapping, an ``example`` NAME=VALUE; ``listed``, whether the
-            command line and files take several values: a run for each.
+    ``group`` is that of options on the command line; empty: commands declare it themselves. ``allowed`` are the values
+    besides None; None: those of its type, numbers of at least 1. ``more`` may have ``shown``, what ``--help`` shows as
+    the default, by default the default itself; ``flags``, names on the command line, by default the option's own; of a
+    mapping, an ``example`` NAME=VALUE; ``listed``, whether command line and files take several values: a run for each.
     """
     shown = ""
     if isinstance(default, int | float | str) and not isinstance(default, bool):
         shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown}
-    metadata |= {"flags": (), "example": "", "listed": False, **more}
+    metadata = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": (), "example": ""}
+    metadata |= {"listed": False, **more}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -145,11 +134,7 @@ def declared(kind: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def checked(kind: Any, name: str, value: Any) -> Any:
-    """Convert a value, which may be text, to the type of an option of a class, and check it.
-
-    Raises:
-        AttendropError: It is not of this type, or out of range.
-    """
+    """Convert a value, which may be text, to the type of an option of a class; raise AttendropError unless it fits."""
     found = read_option(kind, name, value)
     missing = found is None and NoneType in option_types(kind)[name]
     return None if missing else declared(kind)[name]["range"].check(name, found)
@@ -166,7 +151,8 @@ def check_fields(options: Any) -> None:
 class LoraOptions:
     """Options of a LoRA adapter (Hu et al., 2022, https://arxiv.org/abs/2106.09685).
 
-    A targeted layer computes ``W x + (alpha / r) B A x``, where only ``A`` and ``B`` are trained.
+    A targeted layer computes ``W x + (alpha / r) B A x``, where only ``A`` and ``B`` are trained. Raises AttendropError
+    if an option is out of its range.
 
     Attributes:
         r: Rank of the adapter, 1 or more; 8 is PEFT's default, and the paper's for GLUE.
@@ -174,9 +160,6 @@ class LoraOptions:
         dropout: Dropout of the adapter's inputs, at least 0 and below 1; 0 is PEFT's default.
         targets: Names of the layers with an adapter, comma-separated, or ``"all-linear"``. None: PEFT's choice for the
             architecture, mostly the projections to queries and values.
-
-    Raises:
-        AttendropError: An option is out of its range.
     """
 
     r: int = option(8)
@@ -199,10 +182,8 @@ class RunConfig:
 
     Options of the training that are None follow from the rows and the model, see :mod:`attendrop.runs.data`.
     The optimizer is AdamW, with warmup over a tenth of the steps and linear decay to zero. Published settings are in
-    :func:`preset`. Numbers and switches may be given as text.
-
-    Raises:
-        AttendropError: An option is out of range, or two options conflict.
+    :func:`preset`. Numbers and switches may be given as text. Raises AttendropError if one is out of range, or two
+    conflict.
     """
 
     model: str = option(MISSING, "model", "minilm, a folder, or a hub id.", PATH, shown="minilm")
@@ -239,7 +220,7 @@ class RunConfig:
     """For classes, labels and numbers. Splits are the same with and without them; a comparison also runs plain
     fine-tuning without them, and says whether they help."""
     label_type: str = option(
-        "auto", "columns", f"Kind of task, by its labels: {', '.join(_KINDS[:-1])} or {_KINDS[-1]}."
+        "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
     )
     label_map: str | None = option(
         None, "columns", "File that merges variants of labels: its columns label and meaning.", PATH
@@ -407,7 +388,7 @@ class RunConfig:
 
     def __post_init__(self, on_data: Callable[[RunConfig], object] | None) -> None:
         check_fields(self)
-        if self.task in _KINDS:  # it is a kind of rows
+        if self.task in LABEL_TYPES:  # it is a kind of rows
             if self.train_file is None:
                 raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
             if self.label_type not in ("auto", self.task):
@@ -417,7 +398,36 @@ class RunConfig:
             refuse_options_of_files(self, (*OF_FILES, "ood_column", "group_column"))
         if self.accept is not None and self.train_file is not None and self.eval_file is None:
             self._set(test_fraction=self.test_fraction or DEFAULT_TEST_FRACTION)
-        self._check_options()
+        # Options that contradict each other, before any file is read.
+        has_task, has_file, paper = self.task is not None, self.train_file is not None, self.protocol == "paper"
+        unscored, held_out = has_file and not (self.eval_file or self.test_fraction), self.selection_fraction != 0
+        refused = {
+            "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
+            "lists.": not has_task and not has_file,
+            f"With a train-file, task is the kind of its rows, one of {', '.join(LABEL_TYPES[1:])}, and not "
+            f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
+            "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
+            "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
+            "lora.": self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None),
+            "protocol 'paper' selects the epoch on the eval-file; give one.": paper and unscored,
+            "accept needs evaluation rows on which nothing else is chosen, as protocol 'paper' does; omit one of the "
+            "two.": self.accept is not None and paper,
+            "protocol 'paper' selects the epoch on the evaluation rows; omit selection-fraction.": paper
+            and self.selection_fraction,
+        }
+        for one, other, conflict in (
+            ("test_fraction", "eval_file", "are both evaluation data"),
+            ("shots", "max_train_samples", "both limit the training data"),
+            ("bf16", "fp16", "exclude each other"),
+            ("with_columns", "unlabelled", "do not go together: such texts have no other columns"),
+        ):
+            message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."
+            refused[message] = getattr(self, one) and getattr(self, other)
+        for name in ("calibrate", "refit") if paper else ("patience", "calibrate", "refit"):
+            message = f"{name} needs rows held out from training, but there are none; omit it."
+            refused[message] = getattr(self, name) and (paper or not held_out)
+        if message := next((each for each, is_so in refused.items() if is_so), ""):
+            raise AttendropError(message)
         if self.train_file is not None:
             self._complete_columns(self.train_file)
         if self.group_column is not None and self.group_column == self.label_column:
@@ -443,33 +453,6 @@ class RunConfig:
         for name, value in options.items():
             object.__setattr__(self, name, value)
 
-    def _check_options(self) -> None:
-        """Refuse options that contradict each other, without looking into files."""
-        has_task, has_file, paper = self.task is not None, self.train_file is not None, self.protocol == "paper"
-        unscored, held_out = has_file and not (self.eval_file or self.test_fraction), self.selection_fraction != 0
-        refused = {
-            "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
-            "lists.": not has_task and not has_file,
-            f"With a train-file, task is the kind of its rows, one of {', '.join(_KINDS[1:])}, and not "
-            f"{self.task!r}; give one of these, or omit one of the two.": has_task and has_file,
-            "data-dir is for tasks; omit it for a train-file.": has_file and self.data_dir is not None,
-            "max-steps 0 trains nothing but the head's start; use it with head-init 'linear-probe', without refit and "
-            "lora.": self.max_steps == 0 and (self.head_init != "linear-probe" or self.refit or self.lora is not None),
-            "protocol 'paper' selects the epoch on the eval-file; give one.": paper and unscored,
-            "accept needs evaluation rows on which nothing else is chosen, as protocol 'paper' does; omit one of the "
-            "two.": self.accept is not None and paper,
-            "protocol 'paper' selects the epoch on the evaluation rows; omit selection-fraction.": paper
-            and self.selection_fraction,
-        }
-        for one, other, conflict in _CONFLICTS:
-            message = f"{one.replace('_', '-')} and {other.replace('_', '-')} {conflict}; choose one."
-            refused[message] = getattr(self, one) and getattr(self, other)
-        for name in ("calibrate", "refit") if paper else ("patience", "calibrate", "refit"):
-            message = f"{name} needs rows held out from training, but there are none; omit it."
-            refused[message] = getattr(self, name) and (paper or not held_out)
-        if message := next((each for each, is_so in refused.items() if is_so), ""):
-            raise AttendropError(message)
-
     def _complete_columns(self, file: str) -> None:
         """Set columns that are not given: those of the file's format, or those that are unambiguous in it."""
         usual, label, label_type = table.default_columns(file)
@@ -485,9 +468,8 @@ class RunConfig:
         if self.label_type in table.GUESSED:
             from attendrop.tasks.inspection import inspect_files
 
-            given = ("text_columns", "label_column", "label_type", "label_map")
-            named = {name: getattr(self, name) for name in given}
-            found = inspect_files(file, **named)
+            named = ("text_columns", "label_column", "label_type", "label_map")
+            found = inspect_files(file, **{name: getattr(self, name) for name in named})
             texts, labels, hint = found.text_candidates, found.label_candidates, found.label_hint
             self._set(text_columns=texts[0] if len(texts) == 1 else ())
             self._set(label_column=labels[0] if len(labels) == 1 else None)
@@ -557,8 +539,7 @@ def as_in_runs(name: str, group: str, **changed: Any) -> Any:
 class Source:
     """Data to evaluate or predict. Defaults are those of the run: its task and its folder, or the columns of its files.
 
-    Raises:
-        AttendropError: An option is out of range, or two options conflict.
+    Raises AttendropError if an option is out of range, or two conflict.
     """
 
     task: str | None = option(None, "task", "Name of a task. Default: the task of the run.")
@@ -602,8 +583,7 @@ class Source:
     ) -> tuple[tuple[str, ...], str | None]:
         """Return the text columns and, if ``labelled``, the label column of a file.
 
-        They are given, or as ``trained``, the options of the run, or those of its format; raises AttendropError
-        otherwise.
+        As given, as ``trained`` (the options of the run), or as usual in its format; otherwise raises AttendropError.
         """
         texts, label, _ = table.default_columns(f"x.{self.input_format}" if file == table.STDIN else file)
         as_trained, trained_label = tuple(trained.get("text_columns", ())), trained.get("label_column")
@@ -615,9 +595,8 @@ class Source:
         if columns and (found is not None or not labelled):
             return columns, found
         of_file = "" if file == table.STDIN else f" of {names_of(table.column_names(file))}"
-        if not columns:
-            raise AttendropError(f"No text-columns are given; give some, comma-separated{of_file}.")
-        raise AttendropError(f"No label-column is given; give one{of_file}.")
+        what = "label-column is given; give one" if columns else "text-columns are given; give some, comma-separated"
+        raise AttendropError(f"No {what}{of_file}.")
 
 
 # Files of options, and published ones ---------------------------------------------------------------------------------
@@ -738,43 +717,34 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.partial")
 
 
-PRESETS = ("paper",)
 # The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
 # stop sooner). Among the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle
 # and the first; the best epoch is chosen on the development set.
-_PAPER: dict[str, Any] = {"learning_rate": 2e-5, "batch_size": 16, "schedule": "constant", "warmup": 0.0}
-_PAPER |= {"weight_decay": 0.01, "epochs": 50, "patience": 5, "protocol": "paper", "pooling": "cls"}
-_PAPER |= {"head_init": "random"}
+_PAPER: dict[str, Any] = {
+    **{"learning_rate": 2e-5, "batch_size": 16, "schedule": "constant", "warmup": 0.0, "weight_decay": 0.01},
+    **{"epochs": 50, "patience": 5, "protocol": "paper", "pooling": "cls", "head_init": "random"},
+}
 _PAPER_BY_TASK: dict[str, dict[str, Any]] = {
-    "cola": {"max_length": 47},
-    "rte": {"max_length": 128},
-    "mrpc": {"max_length": 100},
-    "stsb": {"max_length": 100},
-    "sst2": {"epochs": 20, "patience": 5},
+    **{task: {"max_length": length} for task, length in (("cola", 47), ("rte", 128), ("mrpc", 100), ("stsb", 100))},
+    "sst2": {"epochs": 20},
     **{task: {"epochs": 10, "patience": 3} for task in ("qnli", "mnli", "qqp")},
 }
 
 
 def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
-    """Look up the options of a preset, as keywords of :class:`RunConfig`.
+    """Look up the options of a preset, as keywords of :class:`RunConfig`; raise AttendropError if there is none.
 
-    Args:
-        name: ``"paper"``: fine-tuning as in Yang et al. (2022), and what the method's own paper says where it differs
-            (:meth:`attendrop.methods.core.base.Method.preset`).
-        task: Decides length, epochs and patience, and options of some methods.
-        method: Name of the method, or several joined by ``+``.
-
-    Raises:
-        AttendropError: There is no such preset or method.
+    ``"paper"`` is fine-tuning as in Yang et al. (2022), and what the method's own paper says where it differs
+    (:meth:`attendrop.methods.core.base.Method.preset`). The ``task`` decides length, epochs and patience, and options
+    of some methods; a ``method`` may be several, joined by ``+``.
     """
-    check_choice("preset", name, PRESETS)
+    check_choice("preset", name, ("paper",))
     from attendrop.methods.core.registry import get_method
 
     training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
-    methods = [get_method(part.strip()) for part in method.split("+")]
     options: dict[str, dict[str, Any]] = {}
-    for each in methods:
-        published = each.preset(name, task)
+    for part in method.split("+"):
+        published = (each := get_method(part.strip())).preset(name, task)
         training |= published.training
         options |= {each.info.name: dict(published.options)} if published.options else {}
-    return training | {"options": options if len(methods) > 1 else options.get(methods[0].info.name, {})}
+    return training | {"options": options if "+" in method else options.get(each.info.name, {})}

@@ -32,12 +32,10 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import default_pooling, load_config, refuse_untrainable
 from attendrop.runs.run_folder import number_of_processes
 from attendrop.support.files import known_sha256
-from attendrop.tasks import class_names
+from attendrop.tasks import class_names, registry, splits
 from attendrop.tasks.base import Task, TaskData, encode, truncated_rows, with_others
 from attendrop.tasks.custom_files import OOD_VALUES, load_files
 from attendrop.tasks.metrics import data_digest, texts_alone, with_metric
-from attendrop.tasks.registry import load_task, task_files
-from attendrop.tasks.splits import class_likeness, few_shot, hold_out, hold_out_like, hold_out_values, subset
 from attendrop.tasks.table import files_of, joined_labels, plain, skipped_places
 from attendrop.tasks.tokenization import LONG_TEXTS, columns_of, texts_of, unknown_rows
 from attendrop.tasks.types.base import TaskType
@@ -54,28 +52,11 @@ LORA_FACTOR = 10
 SELECTION_FRACTION = 0.1
 # Options that the recipe may decide.
 DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_init", "selection_fraction", "refit")
-# Options by which files are read, with the same names for :func:`load_files`.
-_READ_BY = (
-    *("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows", "ood_column"),
-    *("group_column", "with_columns"),
-)
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
-# Fraction of rows held out as unlike the others, if no fraction of test rows is given.
-OOD_FRACTION = 0.25
 # File of the rows that were skipped, in the folder of the run.
 SKIPPED = "skipped_rows.jsonl"
-_TREATED = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), strict=True))
-# Parts on which the model that is kept has no score.
-_UNSCORED = ("train", "reward")
-# Up to this many classes are listed in tables, and named in warnings.
-_MOST_LISTED, _SHOWN, _ONE = 12, 10, {"classes": "class", "labels": "label"}
 _MOST_PAIRS = 5  # of similar classes that are named
-# Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
-ALIKE = 0.15
-# Such rows as those of step 5 of docs/does-it-help.md, and what it found there.
-_MANY_CLASSES, _FEW_ROWS = 20, 20
-_FOUND = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
 
 
 # The results that are shared, by key, with their sizes in bytes, the one that was used least recently first; None where
@@ -122,14 +103,13 @@ class Parts:
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or custom files; runs in a process may share what they have loaded."""
     named = (config.task, config.data_dir, config.train_file, config.eval_file)
-    options = {name: getattr(config, name) for name in _READ_BY}
+    read_by = ("text_columns", "label_column", "label_type", "label_map", "unknown_labels", "skip_bad_rows")
+    options = {name: getattr(config, name) for name in (*read_by, "ood_column", "group_column", "with_columns")}
 
-    def load() -> TaskData:
-        if config.task is not None:
-            return load_task(config.task, data_dir=config.data_dir)
-        assert config.train_file is not None
-        return load_files(train_file=config.train_file, eval_file=config.eval_file, **options)
-
+    if config.task is not None:
+        load = partial(registry.load_task, config.task, data_dir=config.data_dir)
+    else:
+        load = partial(load_files, train_file=str(config.train_file), eval_file=config.eval_file, **options)
     data = cached(
         lambda: [*named, [[str(file), known_sha256(file)] for file in data_files(config) if file.is_file()], options],
         load,
@@ -148,7 +128,7 @@ def data_files(config: RunConfig) -> list[Path]:
         named = (config.train_file, config.eval_file, config.label_map, names, config.unlabelled)
         return [file for name in named if name is not None for file in files_of(name)]
     try:
-        return task_files(config.task, config.data_dir)
+        return registry.task_files(config.task, config.data_dir)
     except AttendropError:  # loading reports what is wrong
         return []
 
@@ -162,38 +142,48 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     rows, task, task_type, shifted = data.splits["train"], data.task, data.task.type, {}
     given = len(rows)
     if config.ood or config.ood_column is not None:  # the same for every seed, as the test rows
-        fraction = config.test_fraction or OOD_FRACTION
+        fraction = config.test_fraction or 0.25
         if config.ood_column is None:
-            rows, shifted["ood"] = hold_out_like(rows, task, fraction, _TEST_SEED)
+            rows, shifted["ood"] = splits.hold_out_like(rows, task, fraction, _TEST_SEED)
         else:
             values = rows[OOD_VALUES][:]
-            rows, shifted["ood"] = hold_out_values(rows, config.ood_column, values, fraction)
+            rows, shifted["ood"] = splits.hold_out_values(rows, config.ood_column, values, fraction)
     if config.test_fraction:
-        rows, held = hold_out(rows, task, config.test_fraction, _TEST_SEED)
+        rows, held = splits.hold_out(rows, task, config.test_fraction, _TEST_SEED)
         assert held is not None
         report = {"dev": held}
     else:
         report = {name: split for name, split in data.splits.items() if name != "train"}
     report |= shifted
     if config.shots is not None:
-        rows = few_shot(rows, task, config.shots, config.seed)
+        rows = splits.few_shot(rows, task, config.shots, config.seed)
         given = len(rows)
     if config.max_train_samples is not None:
-        rows = subset(rows, config.max_train_samples, config.seed)
+        rows = splits.subset(rows, config.max_train_samples, config.seed)
         given = min(given, config.max_train_samples)
     for _ in range(config.halvings or 0):  # names of classes stay rows, or none, as with all of the rows
-        rows = hold_out(rows, task, 0.5, config.seed)[0]
+        rows = splits.hold_out(rows, task, 0.5, config.seed)[0]
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:
-        kept, selection = hold_out(rows, task, config.selection_fraction or 0.0, config.seed)
+        kept, selection = splits.hold_out(rows, task, config.selection_fraction or 0.0, config.seed)
     reward = report["dev"] if config.rewarded_on == "eval" else None
     if config.rewarded_on == "split":
-        kept, reward = hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
+        kept, reward = splits.hold_out(kept, task, config.regularizer.rewarded_fraction(), config.seed)
     held_out = [*report.values(), *(part for part in (selection, reward) if part is not None)]
+    of_data = (config.task, task_type.label_type, len(task.text_columns))
+    named: list[tuple[str, Any]] = []  # names of classes that may be rows, with their labels
+    if class_names.check_texts(config.label_names, config.unlabelled, *of_data) or config.label_names is None:
+        pass
+    elif config.label_names != class_names.AUTO:
+        named = class_names.read_label_names(config.label_names, replace(task_type, unknown_names=()))
     # By the rows that are given, not those that are left, so that a comparison's last model does as those compared.
-    texts, left_out = _names(config, task, given, held_out)
-    if texts:
+    elif not class_names.why_no_rows(task_type.label_names, given):
+        names = class_names.telling_names(task_type.label_names)
+        named = [(class_names.in_words(name), task_type.label_of([name])) for name in names]
+    held_texts = {class_names.same_text(text) for part in held_out if named for (text,) in task_type.texts(part)}
+    left_out = tuple(text for text, _ in named if class_names.same_text(text) in held_texts)
+    if texts := [(text, label) for text, label in named if text not in left_out]:
         columns: dict[str, list[Any]] = {name: [""] * len(texts) for name in kept.column_names}
         columns |= {"text": [text for text, _ in texts], "label": [label for _, label in texts]}
         columns["index"] = [-1] * len(texts)  # that of no row of a file
@@ -210,26 +200,6 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     found, numbers = class_names.read_unlabelled(config.unlabelled, column, known, scored, skip_bad_rows=skip)
     unlabelled = Dataset.from_dict({"text": found, "index": list(range(len(found)))})
     return replace(parts, unlabelled=unlabelled, unlabelled_numbers=numbers)
-
-
-def _names(
-    config: RunConfig, task: Task, rows: int, held_out: Sequence[Dataset]
-) -> tuple[list[tuple[str, Any]], tuple[str, ...]]:
-    """Find the names of classes that are rows beside a number of ``rows``, as texts with labels, and those left out."""
-    task_type, file = task.type, None if config.label_names == class_names.AUTO else config.label_names
-    of_data = (config.task, task_type.label_type, len(task.text_columns))
-    reason = class_names.check_texts(config.label_names, config.unlabelled, *of_data)
-    if reason or config.label_names is None or (file is None and class_names.why_no_rows(task_type.label_names, rows)):
-        return [], ()
-    found: list[tuple[str, Any]]
-    if file is None:
-        names = class_names.telling_names(task_type.label_names)
-        found = [(class_names.in_words(name), task_type.label_of([name])) for name in names]
-    else:
-        found = class_names.read_label_names(file, replace(task_type, unknown_names=()))
-    scored = {class_names.same_text(text) for part in held_out for (text,) in task_type.texts(part)}
-    left_out = tuple(text for text, _ in found if class_names.same_text(text) in scored)
-    return [(text, label) for text, label in found if class_names.same_text(text) not in scored], left_out
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
@@ -310,7 +280,7 @@ def data_report(
         "similar_classes": [
             [first[plain(name)], name] for name in classes if first.setdefault(plain(name), name) != name
         ],
-        "likeness": class_likeness(parts.train, data.task),
+        "likeness": splits.class_likeness(parts.train, data.task),
         "skipped": len(data.skipped),
         "skipped_places": skipped_places(data.skipped),
     }
@@ -339,14 +309,16 @@ def report_table(report: dict[str, Any], task_type: TaskType) -> str:
         lines.append(["translation, words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)])
     else:
         lines += [["words", *(str(part["words"]) for part in parts)]] if of_words else []
-        if len(first[kind]) <= _MOST_LISTED:
+        if len(first[kind]) <= 12:
             lines += [[f"  {name}", *(str(part[kind][name]) for part in parts)] for name in first[kind]]
         else:
-            title, form = (f"  {kind}", "{} to {} of each") if of_words else (f"rows of a {_ONE[kind]}", "{} to {}")
+            rows_of = {"classes": "rows of a class", "labels": "rows of a label"}
+            title, form = (f"  {kind}", "{} to {} of each") if of_words else (rows_of[kind], "{} to {}")
             lines.append([title, *(form.format(min(part[kind].values()), max(part[kind].values())) for part in parts)])
         lines += [["  no label", *(str(part["without"]) for part in parts)]] if "without" in first else []
     cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts)
-    lines.append([f"over {report['max_length']} tokens, {_TREATED[report['long_texts']]}", *cut])
+    treated = dict(zip(LONG_TEXTS, ("cut", "cut in the middle", "in windows"), strict=True))[report["long_texts"]]
+    lines.append([f"over {report['max_length']} tokens, {treated}", *cut])
     return "\n".join([f"Data: {task_type.kind}, {task_type.labels_are}", *aligned(lines, NAMES_LEFT)])
 
 
@@ -361,7 +333,8 @@ def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Seque
         pairs = [f"{first!r} and {second!r}" for first, second in similar[:_MOST_PAIRS]]
         more = [counted(len(similar) - _MOST_PAIRS, "more pair")] if len(similar) > _MOST_PAIRS else []
         yield f"Classes that differ only in case or spaces: {'; '.join(pairs + more)}."
-    train, scored = parts["train"], [part for name, part in parts.items() if name not in _UNSCORED]
+    # On train and reward, the model that is kept has no score.
+    train, scored = parts["train"], [part for name, part in parts.items() if name not in ("train", "reward")]
     for kind in {"classes", "labels", "tags"} & train.keys():
         missing = [name for name, count in train[kind].items() if count == 0 and name not in named]
         found = {f"No row of train has one of these {kind}, which cannot be learnt": missing}
@@ -369,7 +342,7 @@ def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Seque
             single = [name for name, count in train[kind].items() if count == 1]
             unscored = [name for name in single if not any(part[kind][name] for part in scored)]
             found[f"These {kind} occur once, in a row that is trained on, so that no score is of them"] = unscored
-        yield from (f"{what}: {names_of(names, most=_SHOWN)}." for what, names in found.items() if names)
+        yield from (f"{what}: {names_of(names, most=10)}." for what, names in found.items() if names)
         if kind == "classes" and (joined := joined_labels(train[kind])):
             yield f"The class {joined}."
     for name, part in parts.items():
@@ -383,21 +356,19 @@ def report_warnings(report: dict[str, Any], task_type: TaskType, of_names: Seque
                 "too: the score on them is optimistic."
             )
     conflicts = report["conflicts"]
-    if conflicts["texts"]:
-        count = conflicts["texts"]
-        yield (
-            f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels, in "
-            f"{conflicts['rows']} rows, such as {conflicts['example']}."
-        )
-    if count := parts["train"]["duplicates"]:
+    if count := conflicts["texts"]:
+        several = f"{counted(count, 'text')} of train {'has' if count == 1 else 'have'} several labels"
+        yield f"{several}, in {conflicts['rows']} rows, such as {conflicts['example']}."
+    if count := train["duplicates"]:
         yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the text of another row."
     likeness = report["likeness"] if "ood" not in parts else None
-    if likeness is not None and likeness["within"] >= max(ALIKE, 2 * likeness["between"]):
-        classes, rows = len(parts["train"]["classes"]), parts["train"]["rows"]
+    # Random rows of Banking77 and HWU64 are below 0.12; a row and its four nearest of twenty are above 0.2.
+    if likeness is not None and likeness["within"] >= max(0.15, 2 * likeness["between"]):
+        told = "Recorded attributions gained 0.007 [0.005, 0.009] accuracy on such rows (docs/does-it-help.md, step 5)."
         yield (
             f"The texts of a class resemble each other (mean cosine {likeness['within']:.2f}, of different classes "
             f"{likeness['between']:.2f}): on other phrases the model may be worse; --ood measures this."
-            + (f" {_FOUND}" if classes >= _MANY_CLASSES and rows <= _FEW_ROWS * classes else "")
+            + (f" {told}" if len(train["classes"]) >= 20 and train["rows"] <= 20 * len(train["classes"]) else "")
         )
     for name, part in parts.items():
         if part["unknown"]:
@@ -473,10 +444,9 @@ class ResolvedRun:
         asked = bool(self.given.selection_fraction) or self.given.patience is not None
         return asked or self.config.protocol == "paper"
 
-    def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
-        """Return the run on all training rows, including those held out here, for as many epochs or ``max_steps``."""
-        steps = {} if max_steps is None else {"max_steps": max_steps}
-        config = self.config.filled(selection_fraction=0.0, refit=False, patience=None, **steps)
+    def on_all_rows(self) -> ResolvedRun:
+        """Return the run on all training rows, including those held out here, for as many epochs or steps."""
+        config = self.config.filled(selection_fraction=0.0, refit=False, patience=None)
         return ResolvedRun(config, config, self.data, divide(config, self.data))
 
 

@@ -55,12 +55,9 @@ def export_run(
     (:func:`attendrop.export_onnx`). With ``quantize``, "int8", for ONNX, the loss in score is measured on
     the reported rows of the run, otherwise on its selection split; ``data_dir`` is where its task was moved to.
 
-    Returns:
-        ``model, format, output, bytes, difference`` (of a logit from the model's on example inputs), and with
-        ``quantize`` its ``loss``.
-
-    Raises:
-        AttendropError: There is no such format or finished run, or the output cannot be written or exists.
+    Returns ``model, format, output, bytes, difference`` (of a logit from the model's on example inputs), and with
+    ``quantize`` its ``loss``. Raises AttendropError if there is no such format or finished run, or the output cannot be
+    written or exists.
     """
     check_choice("format", format, tuple(FORMATS))
     if quantize is not None:
@@ -117,13 +114,12 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     """Measure the loss of score due to eight-bit weights."""
     try:
         run = load_finished_run(run_dir, data_dir=data_dir)
+        if not run.sets:
+            raise AttendropError("the run has no rows except its training rows.")
     except AttendropError as error:
         logger.warning("The loss of score due to int8 was not measured: %s", error)
         return None
-    name = next((name for name in ("dev", *run.sets) if name in run.sets), None)
-    if name is None:
-        logger.warning("The loss of score due to int8 was not measured: the run has no rows except its training rows.")
-        return None
+    name = "dev" if "dev" in run.sets else next(iter(run.sets))
     before, after = run.predictions(name, run.outputs(name)), run.predictions(name, onnx_outputs(run, name, file))
     return {
         "set": name,
@@ -154,9 +150,8 @@ def push_run(run_dir: str, name: str, *, public: bool = False) -> dict[str, Any]
     if it does not exist, private unless ``public``; one that exists stays as it is, but for files of another model,
     which programs would load with those of this one, or in their place. Returns its ``url``, and the ``files``.
 
-    Raises:
-        AttendropError: No finished run, or no whole model; an adapter on a folder; a symbolic link, which may point to
-            anything; nobody is logged in, or the hub refuses or is not reached.
+    Raises AttendropError if there is no finished run, or no whole model; an adapter on a folder; a symbolic link, which
+    may point to anything; nobody is logged in, or the hub refuses or is not reached.
     """
     run_folder.check_finished(run_dir)
     folder = Path(run_dir)

@@ -40,44 +40,18 @@ from attendrop.pruning.selection import Predictions
 from attendrop.randomness.device_path import on_cpu
 from attendrop.runs import run_folder
 from attendrop.runs.config import AS_TRAINED, READ_BY, RunConfig, Source, checked, refuse_options_of_files
-from attendrop.runs.data import ResolvedRun, divide, fingerprint, load_data, resolve_run
+from attendrop.runs.data import ResolvedRun, fingerprint, resolve_run
 from attendrop.runs.model_loading import load_errors, load_for
 from attendrop.runs.run_folder import CHUNK_ROWS
 from attendrop.support.files import BASELINE_CONFIG, check_output, write_json
 from attendrop.support.models import compute_device
+from attendrop.tasks import metrics, table, tokenization
 from attendrop.tasks.base import Task, encode, encode_columns, task_type_of_model, truncated_rows
 from attendrop.tasks.custom_files import Chunk, files_task, stream_file
 from attendrop.tasks.error_analysis import accepted_share, error_analysis, with_acceptance
-from attendrop.tasks.metrics import (
-    compute_scores,
-    group_scores,
-    independent_units,
-    label_mapping,
-    new_rows,
-    read_as,
-    with_metric,
-)
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import (
-    STDIN,
-    BadRows,
-    BadValue,
-    files_of,
-    refuse_broken,
-    sheet_of,
-    skipped_places,
-    write_skipped,
-)
-from attendrop.tasks.tokenization import (
-    DEFAULT_MAX_LENGTH,
-    HEAD,
-    columns_of,
-    document_means,
-    fit_tokenizer,
-    save_tokenizer,
-    unknown_rows,
-)
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, HEAD
 from attendrop.tasks.types.base import Array, TaskType, row_array
 from attendrop.tasks.types.model_classes import FIRST_TOKEN, MODELING_FILE
 from attendrop.wording import counted
@@ -87,7 +61,7 @@ _WEIGHTS = "baseline.safetensors"
 _UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
 _CUT = "%d of %d rows have more tokens than are read (max-length): the rest of their text does not count."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
-_WORD = re.compile(r"\w")
+
 _TERMS: tuple[dict[str, Any], ...] = (
     {"token_pattern": r"\w+", "ngram_range": (1, 2)},
     {"analyzer": "char_wb", "ngram_range": (2, 5)},
@@ -147,8 +121,8 @@ def predict_outputs(
     exported file.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
-    compute, concatenate = predict or partial(task_type.predict, model), task_type.concatenate
-    raw = over_rows(compute, model, tokenizer, task_type, encoded, batch_size, concatenate=concatenate)
+    compute = predict or partial(task_type.predict, model)
+    raw = over_rows(compute, model, tokenizer, task_type, encoded, batch_size)
     return task_type.row_outputs(raw, encoded, tokenizer)
 
 
@@ -159,8 +133,6 @@ def over_rows(
     task_type: TaskType,
     encoded: Mapping[str, list[Any]],
     batch_size: int,
-    *,
-    concatenate: Callable[[Sequence[Array]], Array] = np.concatenate,
 ) -> Array:
     """Compute something for batches of rows of similar length, the longest first, without gradients.
 
@@ -176,7 +148,7 @@ def over_rows(
             rows = order[start : start + batch_size]
             batch = collate([{name: values[row] for name, values in columns.items()} for row in rows])
             found.append(compute({name: value.to(model.device) for name, value in batch.items()}))
-    return concatenate(found)[np.argsort(order)]
+    return task_type.concatenate(found)[np.argsort(order)]
 
 
 def unit_vectors(hidden: Tensor, attention_mask: Tensor | None, *, first: bool = False) -> Tensor:
@@ -246,7 +218,7 @@ class BaselineModel:
             texts = Dataset.from_dict({name: columns[name] for name in self.task_type.inputs_in(columns)})
             return self.linear(tf_idf(self.vectorizers, self.task_type.texts(texts)))
         means = frozen_features(self.encoder, self.tokenizer, self.task_type, encoded, batch_size, device)
-        return self.linear(document_means(means, encoded))
+        return self.linear(tokenization.document_means(means, encoded))
 
     def linear(self, features: Array) -> Array:
         """Compute the outputs of the linear model, ``(rows, outputs)``."""
@@ -266,7 +238,7 @@ class BaselineModel:
 
     def save(self, folder: Path, config: PreTrainedConfig) -> None:
         """Write the model into a folder."""
-        save_tokenizer(self.tokenizer, folder)
+        tokenization.save_tokenizer(self.tokenizer, folder)
         if self.encoder is not None:
             self.encoder.save_pretrained(folder)
             setattr(config, FIRST_TOKEN, getattr(self.encoder.config, FIRST_TOKEN, False))
@@ -298,9 +270,8 @@ def load_baseline(folder: Path) -> BaselineModel:
         if saved["frozen"]:
             options = {"config": config, "use_safetensors": True, "dtype": "float32"}
             encoder = task_type.model_class(config).from_pretrained(place, **options)
-            fit_tokenizer(place, encoder, tokenizer)
-        weight = arrays.get("weight")
-        parts = arrays["bias"], weight, vectorizers, encoder, getattr(config, AS_TRAINED, {})
+            tokenization.fit_tokenizer(place, encoder, tokenizer)
+        parts = arrays["bias"], arrays.get("weight"), vectorizers, encoder, getattr(config, AS_TRAINED, {})
         return BaselineModel(saved["baseline"], task_type, tokenizer, *parts)
     except (OSError, KeyError, ValueError) as error:
         raise AttendropError(f"The model in '{folder}' cannot be loaded ({error}).") from error
@@ -309,11 +280,10 @@ def load_baseline(folder: Path) -> BaselineModel:
 def fit_tf_idf(texts: Sequence[tuple[str, ...]]) -> list[TfidfVectorizer]:
     """Make the TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text column.
 
-    Raises:
-        AttendropError: No text of a column has a letter or a digit.
+    Raises AttendropError if no text of a column has a letter or a digit.
     """
     columns = list(zip(*texts, strict=True))
-    if not all(any(map(_WORD.search, column)) for column in columns):
+    if not all(any(re.search(r"\w", text) for text in column) for column in columns):
         raise AttendropError("No training text has a word, of letters or digits, which TF-IDF counts.")
     return [TfidfVectorizer(sublinear_tf=True, **terms).fit(column) for column in columns for terms in _TERMS]
 
@@ -381,9 +351,9 @@ class RunModel:
                 given, wanted = counted(len(row), "text"), counted(trained_on, "text")
                 raise AttendropError(f"Text {number} has {given}; the model reads {wanted} together, as a tuple.")
             try:
-                refuse_broken(row)
+                table.refuse_broken(row)
                 read.append(reads.read_inputs(*row))
-            except BadValue as problem:
+            except table.BadValue as problem:
                 raise AttendropError(f"Text {number} cannot be predicted: {problem}.") from None
         task = files_task(names, reads).with_long_texts(self.options.get("long_texts"))
         found: list[dict[str, Any]] = []
@@ -394,7 +364,7 @@ class RunModel:
                 columns = {name: list(values) for name, values in zip(names, zip(*some, strict=True), strict=True)}
                 columns["index"] = list(range(start, start + len(some)))
                 encoded, outputs, of_chunk = self.outputs(columns, task, Source())
-                unknown, cut = unknown + unknown_rows(encoded, self.tokenizer), cut + of_chunk
+                unknown, cut = unknown + tokenization.unknown_rows(encoded, self.tokenizer), cut + of_chunk
                 outputs = reads.checked(outputs)
                 answers = reads.prediction_rows(outputs, columns, probabilities=probabilities)
                 found += with_acceptance(answers, outputs, self.accept)
@@ -406,7 +376,10 @@ class RunModel:
 
     def accept_for(self, source: Source) -> dict[str, Any] | None:
         """Return which answers to accept; None, with a warning, where rows are read unlike those that said it."""
-        trained = {"max_length": self.options.get("max_length"), "long_texts": self.options.get("long_texts") or HEAD}
+        trained = {
+            "max_length": self.options.get("max_length"),
+            "long_texts": self.options.get("long_texts") or HEAD,
+        }
         if self.accept is None or all(getattr(source, name) in (None, trained[name]) for name in trained):
             return self.accept
         logger.warning("Which answers to accept is known for the run's max-length and long-texts only: none is marked.")
@@ -437,12 +410,12 @@ def load_run(
     if accept is not None and not isinstance(accept.get("threshold", ""), float | int | None):
         raise AttendropError(f"'{folder / run_folder.METRICS}' says 'accept' without a threshold; restore it.")
     if run_folder.is_baseline(run_dir):
-        baseline = load_baseline(Path(run_dir))
+        baseline = load_baseline(folder)
         options = options or dict(baseline.options)
         task_type = baseline.task_type.with_options(options.get("task_options", {}) | {**task_options})
         return RunModel(run_dir, baseline, baseline.tokenizer, task_type, options, accept)
     if model is None:
-        model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
+        model, tokenizer = load_for(str(folder.absolute()), None)[:2]
     else:
         reads = task_type_of_model(model.config)
         head, own = reads.class_name(model.config), type(model).__name__
@@ -451,7 +424,7 @@ def load_run(
             raise AttendropError(f"{problem}: fine-tune it first.")
         with load_errors(run_dir):
             tokenizer = reads.load_tokenizer(run_dir)
-        fit_tokenizer(run_dir, model, tokenizer)
+        tokenization.fit_tokenizer(run_dir, model, tokenizer)
     options = options or getattr(model.config, AS_TRAINED, {})
     task_type = task_type_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
     task_type.prepare(model, tokenizer)
@@ -494,27 +467,27 @@ class FinishedRun(ResolvedRun):
     def predictions(self, name: str, outputs: Array) -> Predictions:
         """Make predictions for one of the sets from outputs, scored by the task's metric."""
         task_type, decisive = self.task.type, replace(self.task, other_metrics=())
-        references = task_type.references(columns_of(self.sets[name]))
+        references = task_type.references(tokenization.columns_of(self.sets[name]))
         rows = self.parts.selection if name == "selection" else self.parts.report[name]
         assert rows is not None  # it is one of the sets
         return Predictions(
             references,
             outputs,
-            lambda labels, outputs: compute_scores(decisive, outputs, labels)[decisive.metric],
+            lambda labels, outputs: metrics.compute_scores(decisive, outputs, labels)[decisive.metric],
             task_type.num_classes,
             task_type.metrics[self.task.metric].span,
-            independent_units(rows, self.task, len(references)),
+            metrics.independent_units(rows, self.task, len(references)),
         )
 
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
     """Load a run with its rows and model; raises AttendropError if it is not finished, or its data changed."""
-    run, metrics = run_folder.read_finished(run_dir)
+    run, scored = run_folder.read_finished(run_dir)
     run_folder.check_keeps_model(run_dir)
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     resolved = _resolved(run_dir, run, "its selection split cannot be reproduced.", **changed)
     model, tokenizer = load_for(str(Path(run_dir).absolute()), None)[:2]
-    return FinishedRun(resolved.config, resolved.given, resolved.data, resolved.parts, metrics, model, tokenizer)
+    return FinishedRun(resolved.config, resolved.given, resolved.data, resolved.parts, scored, model, tokenizer)
 
 
 def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any) -> ResolvedRun:
@@ -525,34 +498,17 @@ def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any
     return resolved
 
 
-def _trained_on(run_dir: str) -> Dataset:
-    """Load the rows on which a run's model was trained; raises AttendropError if they changed."""
-    run = run_folder.read_run(Path(run_dir)) or {}
-    decided = run.get("decided") or {}
-    config = run_folder.config_of_run(run_dir, run["config"])
-    config = config.filled(**decided | {"selection_fraction": decided.get("selection_fraction") or 0.0})
-    data = load_data(config)
-    parts = divide(config, data)
-    if fingerprint(parts) != run["data_sha256"]:
-        raise AttendropError(f"The training data changed since the run in '{run_dir}'.")
-    if decided.get("refit") or "baseline" in run:  # which held rows out first
-        parts = divide(config.filled(selection_fraction=0.0, refit=False, patience=None), data)
-    return parts.real.train
-
-
 # Evaluation and prediction -------------------------------------------------------------------------------------------
 
 
 def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str, Any]:
     """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
-    Returns:
-        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
-        each occurs), and ``groups``: see :func:`attendrop.tasks.metrics.group_scores`. With ``report``, which keeps all
-        rows in memory, also ``report``: see :func:`attendrop.tasks.error_analysis.error_analysis`.
+    Returns ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how
+    often each occurs), and ``groups``: see :func:`attendrop.tasks.metrics.group_scores`. With ``report``, which keeps
+    all rows in memory, also ``report``: see :func:`attendrop.tasks.error_analysis.error_analysis`.
 
-    Raises:
-        AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
+    Raises AttendropError if there is no finished run, or the data cannot be read, have no labels or other classes.
     """
     _check_outputs(run_dir, source)
     model = load_run(run_dir, source.task_options)
@@ -569,14 +525,14 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
 
     def is_file(name: str) -> bool:
         given, scored = model.options.get(name) or "", source.file or ""
-        same = {*map(Path.resolve, files_of(given))} & {*map(Path.resolve, files_of(scored))}
-        return bool(given and scored and same) and sheet_of(given) == sheet_of(scored)
+        same = {*map(Path.resolve, table.files_of(given))} & {*map(Path.resolve, table.files_of(scored))}
+        return bool(given and scored and same) and table.sheet_of(given) == table.sheet_of(scored)
 
     if is_file("train_file"):
         told = "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how "
         logger.warning(told + "well it does on new ones.", source.file)
     every, labels, task_type = np.concatenate(outputs), np.concatenate(references), rows.task.type
-    scores = compute_scores(rows.task, every, labels)
+    scores = metrics.compute_scores(rows.task, every, labels)
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
     if len(predicted) == 1 and sum(predicted.values()) >= len(labels) > 1:  # of several labels some rows have none
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
@@ -588,31 +544,33 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         "all_scores": scores,
         "predicted": predicted,
         "unknown_labels": task_type.unknown_counts(labels),
-        "groups": group_scores(rows.task, every, labels, groups),
+        "groups": metrics.group_scores(rows.task, every, labels, groups),
     }
     if report:
-        train = None
+        scored, train = concatenate_datasets(loaded), None
         try:
             if "model" in model.options:
-                train = _trained_on(model.folder)
+                run = run_folder.read_run(Path(run_dir)) or {}
+                trained = _resolved(run_dir, run, "its training rows are no longer known.")
+                if trained.config.refit or "baseline" in run:  # which held rows out first
+                    trained = trained.on_all_rows()
+                train = trained.parts.real.train
                 if rows.reading is not None:
                     classes = [rows.reading[label] for label in train["label"][:]]
                     train = train.remove_columns("label").add_column("label", classes)
         except (AttendropError, OSError):
             logger.warning("The training data are not there any more, or changed: errors are shown without neighbours.")
-        found["report"] = error_analysis(rows.task, every, labels, concatenate_datasets(loaded), train)
-        if found["report"] is not None and (accept := model.accept_for(source)) is not None and rows.reading is None:
+        found["report"] = error_analysis(rows.task, every, labels, scored, train)
+        if found["report"] is None:
+            raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
+        if (accept := model.accept_for(source)) is not None and rows.reading is None:
             task = model.options.get("task")  # whose test fraction is none of its splits
             divided = task and model.options["test_fraction"] and (source.task or source.split)
             here = source.task in (None, task) and rows.split == "dev" and not divided
             chosen_here = here if source.file is None else is_file("eval_file")
-            scored = concatenate_datasets(loaded)
-            new = list(range(len(scored))) if train is None else new_rows(scored, train, rows.task)
-            if new:
+            if new := list(range(len(scored))) if train is None else metrics.new_rows(scored, train, rows.task):
                 share = accepted_share(every[new], labels[new], accept)
                 found["report"]["accept"] = share | {"chosen_here": chosen_here}
-        if found["report"] is None:
-            raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")
     return found
 
 
@@ -634,14 +592,11 @@ def predict(
     writes those of all classes, ``keep_columns`` also the columns of the input file, ``escape_formulas`` an apostrophe
     before cells that spreadsheets would compute.
 
-    Returns:
-        ``model, task, source, split, rows, skipped, output``.
-
-    Raises:
-        AttendropError: As for :func:`evaluate`; or the output's extension is unknown.
+    Returns ``model, task, source, split, rows, skipped, output``. Raises AttendropError as :func:`evaluate`, or if the
+    output's extension is unknown.
     """
     format = output_format(output, format)
-    _check_outputs(run_dir, source, *([] if output == STDIN else [output]))
+    _check_outputs(run_dir, source, *([] if output == table.STDIN else [output]))
     model = load_run(run_dir, source.task_options)
     rows = _open_rows(model, source, "test")
     accept = model.accept_for(source) if rows.reading is None else None
@@ -661,7 +616,7 @@ def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
         outputs = (*outputs, source.skipped_file)
     if not outputs:
         return
-    inputs = [*run_folder.input_files(Path(run_dir)), *(() if source.file is None else files_of(source.file))]
+    inputs = [*run_folder.input_files(Path(run_dir)), *(() if source.file is None else table.files_of(source.file))]
     options = run_folder.run_options(run_dir)
     task = source.task or (options.get("task") if source.file is None else None)
     if task is not None and Path(run_dir).is_dir():
@@ -688,7 +643,7 @@ class _Rows:
     place: str
     chunks: Iterator[Chunk]
     total: int | None = None
-    bad: BadRows = field(default_factory=BadRows)
+    bad: table.BadRows = field(default_factory=table.BadRows)
     reading: list[int] | None = None
     done: int = 0
 
@@ -697,9 +652,7 @@ class _Rows:
     ) -> Iterator[tuple[Chunk, dict[str, list[Any]], Array]]:
         """Yield each chunk with its encoded rows and their outputs; then list the rows that were skipped.
 
-        Raises:
-            AttendropError: Rows have no labels, though they are to be ``labelled``, or none has a token that the model
-                knows.
+        Raises AttendropError if rows have no labels, though they are to be ``labelled``, or none has a known token.
         """
         unknown, cut, last_line = 0, 0, time.monotonic()
         if not isinstance(model.model, BaselineModel):  # loaded for these rows alone
@@ -722,8 +675,8 @@ class _Rows:
             if time.monotonic() - last_line >= _SECONDS_BETWEEN_LINES:
                 last_line = time.monotonic()
                 logger.info("%s rows done%s", f"{self.done:,}", "." if self.total is None else f" of {self.total:,}.")
-            unknown, cut = unknown + unknown_rows(encoded, model.tokenizer), cut + of_chunk
-            yield chunk, encoded, read_as(outputs, self.reading, len(self.task.type.output_names))
+            unknown, cut = unknown + tokenization.unknown_rows(encoded, model.tokenizer), cut + of_chunk
+            yield chunk, encoded, metrics.read_as(outputs, self.reading, len(self.task.type.output_names))
         if unknown >= self.done:
             raise AttendropError(f"{self.place} has no row with a token that the model knows.")
         if unknown:  # as in large files
@@ -733,9 +686,9 @@ class _Rows:
         skipped, file = self.bad.skipped, source.skipped_file
         if skipped:
             if file is not None:
-                write_skipped(file, skipped)
+                table.write_skipped(file, skipped)
             listed = f"{file} lists them" if file else "add --skipped-file to list them with what is wrong"
-            number, places = counted(len(skipped), "invalid row"), skipped_places(skipped)
+            number, places = counted(len(skipped), "invalid row"), table.skipped_places(skipped)
             logger.warning("Skipped %s (%s); %s.", number, places, listed)
         elif file is not None:
             Path(file).unlink(missing_ok=True)  # that of an earlier call
@@ -758,7 +711,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
     part: Dataset | None = None
     if task is not None:
         asked, task_type = get_task(task), model.task_type
-        reading = label_mapping(asked, task_type)  # the classes may be fewer than the model's, or named otherwise
+        reading = metrics.label_mapping(asked, task_type)  # classes may be fewer than the model's, or named otherwise
         if reading is None and not task_type.fits(asked.type):
             raise AttendropError(f"The model predicts {task_type.predicts}, {task} asks for {asked.type.predicts}.")
         if reading is None and asked.label_names != task_type.label_names:
@@ -776,11 +729,11 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
             raise AttendropError(f"There is no label map '{label_map}', with which labels are read; give --label-map.")
         unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
         skips = source.skip_bad_rows or (source.file is None and bool(model.options.get("skip_bad_rows")))
-        bad = BadRows(skip=skips, unknown_labels=unknown_labels)
+        bad = table.BadRows(skip=skips, unknown_labels=unknown_labels)
         chunks = stream_file(
             file, text_columns=columns, task_type=model.task_type, label_column=label, label_map=label_map,
             with_columns=source.with_columns or model.options.get("with_columns"), size=CHUNK_ROWS, bad=bad,
-            format=(source.input_format or "csv") if file == STDIN else None,
+            format=(source.input_format or "csv") if file == table.STDIN else None,
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and "model" in model.options:
@@ -810,7 +763,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         )
     rows.task = rows.task.with_long_texts(source.long_texts or model.options.get("long_texts"))
     if model.options.get("metric") is not None:
-        rows.task = with_metric(rows.task, model.options["metric"])
+        rows.task = metrics.with_metric(rows.task, model.options["metric"])
     first = next(rows.chunks, None)
     if first is None:
         raise AttendropError(f"{rows.place} has no valid row: {len(rows.bad.skipped)} were skipped.")

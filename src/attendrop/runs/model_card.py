@@ -20,8 +20,6 @@ from attendrop.wording import counted, in_markdown, interval_of, score_text
 CARD = "README.md"
 SCORED_ONCE = " The development set was scored once, at the end."
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?", re.ASCII)
-# What code on a card calls inputs of heads.
-_SHOWN_NAMES = {"text_pair": "second_text", "tokens": "words"}
 # Training options that are shown.
 _TRAINING = (
     *("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup"),
@@ -135,7 +133,7 @@ def _data(metrics: Mapping[str, Any]) -> str:
 def _predicting(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Return a block of Python code that predicts with the model."""
     inputs = task_type.inputs_of(len(metrics["data"]["text_columns"]))[: task_type.most_inputs]
-    names = [_SHOWN_NAMES.get(name, name) for name in inputs]
+    names = [{"text_pair": "second_text", "tokens": "words"}.get(name, name) for name in inputs]
     if others := metrics["config"].get("with_columns"):
         names[0] = f"{json.dumps(''.join(f'{name}: ... | ' for name in others), ensure_ascii=False)} + {names[0]}"
     row = names[0] if len(names) == 1 else f"({', '.join(names)})"
@@ -144,13 +142,11 @@ def _predicting(metrics: Mapping[str, Any], task_type: TaskType) -> str:
 
 
 def _scores(metrics: Mapping[str, Any]) -> str:
-    scores = {
-        f"{part}: {in_markdown(name)}": score_text(value)
-        for part, all_ in metrics["all_scores"].items()
-        for name, value in all_.items()
-    }
+    scores = {}
     if metrics["selection_score"] is not None and metrics["data"]["selected_on"] != "dev":
-        scores = {f"selection: {metrics['metric']}": score_text(metrics["selection_score"])} | scores
+        scores[f"selection: {metrics['metric']}"] = score_text(metrics["selection_score"])
+    for part, found in metrics["all_scores"].items():
+        scores |= {f"{part}: {in_markdown(name)}": score_text(value) for name, value in found.items()}
     for part, found in metrics["baseline"].items():
         constant = score_text(found["scores"][metrics["metric"]])
         scores[f"{part}: {metrics['metric']}, always answering {in_markdown(str(found['answer']))}"] = constant
@@ -169,12 +165,11 @@ def _table(head: str, values: dict[str, Any]) -> str:
 def pruned_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Write the card: what was pruned and how it was chosen, what it cost, and how to load the model."""
     pruned, metric = metrics["pruned"], metrics["metric"]
-    selection = [("selection", pruned["selection"])] if pruned["selection"] else []
-    rows = [*selection, *pruned["all_scores"].items()]
+    rows = ({"selection": pruned["selection"]} if pruned["selection"] else {}) | pruned["all_scores"]
     scores = "\n".join(
         f"| {name}: {metric} | {score_text(score)} | {score_text(found['after'][metric], score)} | "
         f"{interval_of(found['difference'], score)} |"
-        for name, found in rows
+        for name, found in rows.items()
         for score in [found["before"][metric]]
     )
     title = in_markdown(f"{Path(metrics['model']).name}, {metrics['task']}")
@@ -186,11 +181,9 @@ def pruned_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     if (found := pruned["speed"]) is not None:
         spread = f"({found['low']:.2f} to {found['high']:.2f} in {found['rounds']} rounds)"
         speed = f"\nMeasured speed where it was pruned: {found['median']:.2f} times that of the whole model {spread}.\n"
-    recovered = (
-        ""
-        if not (epochs := pruned.get("recover_epochs"))
-        else (f"Without these layers it was fine-tuned for {counted(epochs, 'more epoch')}, without a method.\n")
-    )
+    recovered = ""
+    if epochs := pruned.get("recover_epochs"):
+        recovered = f"Without these layers it was fine-tuned for {counted(epochs, 'more epoch')}, without a method.\n"
     return f"""{_front_matter("attendrop", task_type, "pruned")}
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers

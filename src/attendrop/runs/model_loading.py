@@ -34,15 +34,8 @@ from attendrop.support.models import freeze_unsaved
 from attendrop.tasks.base import Task, task_type_of_model
 from attendrop.tasks.table import plain
 from attendrop.tasks.tokenization import fit_tokenizer
+from attendrop.tasks.types import model_classes
 from attendrop.tasks.types.base import TaskType
-from attendrop.tasks.types.model_classes import (
-    FIRST_TOKEN,
-    configure_pooling,
-    is_encoder,
-    pooling_of,
-    read_config,
-    saved_model_class,
-)
 from attendrop.wording import names_of
 
 logger = logging.getLogger(__name__)
@@ -52,14 +45,8 @@ _HEADS = (
     *("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEQ_TO_SEQ_CAUSAL_LM"),
     *("SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "CTC", "IMAGE_TEXT_TO_TEXT"),
 )
-_CLASSIFIERS = (
-    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-)
 # Exceptions when a model is built from its configuration alone and run.
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ImportError, ArithmeticError)
-# Memory, in bytes, from which on it is announced.
-_MUCH = 2**30
 
 
 class Loaded(NamedTuple):
@@ -71,17 +58,14 @@ class Loaded(NamedTuple):
 
 
 def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
-    """Load a model with the head of a task.
+    """Load a model with the head of a task; ``name`` is as for :func:`attendrop.support.files.resolve_model`.
 
-    Args:
-        name: As for :func:`attendrop.support.files.resolve_model`.
-        task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
-            model has none that fits. None: the model is fine-tuned and keeps its head.
-        pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
+    The ``task`` determines the size, the label names and the loss of the head; a new head is initialized if the model
+    has none that fits. None: the model is fine-tuned and keeps its head. ``pooling`` is what the head of the task
+    reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
 
-    Raises:
-        AttendropError: The model cannot be found or loaded, lacks files, has pickled weights only, needs code of its
-            own, or (with ``task=None``) has no trained head.
+    Raises AttendropError if the model cannot be found or loaded, lacks files, has pickled weights only, needs code of
+    its own, or (with ``task=None``) has no trained head.
     """
     _check_folder(name)
     if pruned_model.is_pruned(name) or pruned_model.is_adapter(name):
@@ -101,24 +85,18 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             f"'{place}' holds no safetensors weights; pickled ones, which can run any code, save by save_pretrained."
         )
     with load_errors(name), pruned_model.without_report():
-        config = read_config(place)
+        config = model_classes.read_config(place)
         task_type = task_type_of_model(config) if task is None else task.type
         trained_for = list((getattr(config, "id2label", None) or {}).values())
         if task is not None:
             task_type.configure(config)
             if task_type.one_vector:
-                configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
+                model_classes.configure_pooling(config, default_pooling(name, config) if pooling == "auto" else pooling)
                 if trained_pooling(name) == "cls":
-                    setattr(config, FIRST_TOKEN, True)
-        model, found = task_type.model_class(config).from_pretrained(
-            place,
-            config=config,
-            use_safetensors=True,
-            ignore_mismatched_sizes=task is not None,
-            output_loading_info=True,
-            dtype="float32",
-            trust_remote_code=False,
-        )
+                    setattr(config, model_classes.FIRST_TOKEN, True)
+        how: Any = {"use_safetensors": True, "dtype": "float32", "trust_remote_code": False, "config": config}
+        how |= {"ignore_mismatched_sizes": task is not None, "output_loading_info": True}
+        model, found = task_type.model_class(config).from_pretrained(place, **how)
         tokenizer = task_type.load_tokenizer(place)
     freeze_unsaved(model)
     declare_output(model, task_type.output_kind)
@@ -130,10 +108,9 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         raise AttendropError(f"The weights of {name!r} do not fit its configuration: {resized[0]} has another shape.")
     if task is None and missing:
         raise AttendropError(f"The model {name!r} has no trained head ({missing[0]} is missing): fine-tune it first.")
-    random = "%d weights of %s are not in its files and start at random, such as %s."
-    for keys in (in_body, in_head if task_type.generates else []):
-        if keys:
-            logger.warning(random, len(keys), name, keys[0])
+    for keys in filter(None, (in_body, in_head if task_type.generates else [])):
+        told = "%d weights of %s are not in its files and start at random, such as %s."
+        logger.warning(told, len(keys), name, keys[0])
     if resized:
         logger.warning("The head of %s has another number of outputs; a new one takes its place.", name)
     named = not all(label.startswith("LABEL_") for label in trained_for)  # which transformers calls them by default
@@ -159,7 +136,7 @@ def load_config(name: str) -> PreTrainedConfig:
     with load_errors(name):
         if pruned_model.is_adapter(name):
             return pruned_model.adapted_class_and_config(Path(name))[1]
-        return read_config(resolve_model(name))
+        return model_classes.read_config(resolve_model(name))
 
 
 def refuse_untrainable(name: str) -> None:
@@ -184,9 +161,8 @@ def default_pooling(name: str, config: PreTrainedConfig | None = None) -> str:
     what one was fine-tuned with, or what the class of transformers reads.
     """
     config = load_config(name) if config is None else config
-    if name not in ("minilm", MINILM_HUB_ID) and not is_encoder(config):
-        return pooling_of(config)
-    return trained_pooling(name) or pooling_of(config)
+    says = name in ("minilm", MINILM_HUB_ID) or model_classes.is_encoder(config)
+    return (trained_pooling(name) if says else None) or model_classes.pooling_of(config)
 
 
 def trained_pooling(name: str) -> str | None:
@@ -272,13 +248,13 @@ def load_errors(name: str) -> Iterator[None]:
 def examine(name: str) -> dict[str, Any]:
     """Build a model from its configuration alone, without weights, and look for its attention layers.
 
-    Returns:
-        ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
-        classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``:
-        the names of layers that the example input (text alone, one image, a sound) does not reach.
+    Returns ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
+    classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``: the
+    names of layers that the example input (text alone, one image, a sound) does not reach.
     """
     config, attention_layers = load_config(name), list[AttentionLayer]()
     not_run, reason = [], None
+    classifiers = (getattr(modeling_auto, f"MODEL_FOR_{of}_CLASSIFICATION_MAPPING") for of in ("SEQUENCE", "IMAGE"))
     try:
         model, attention_layers = _traced(config)
         ran = {layer.name.partition("#")[0] for layer in attention_layers}
@@ -290,7 +266,7 @@ def examine(name: str) -> dict[str, Any]:
         "architecture": config.model_type,
         "supported": reason is None,
         "reason": reason,
-        "trainable": any(type(config) in mapping for mapping in _CLASSIFIERS),
+        "trainable": any(type(config) in mapping for mapping in classifiers),
         "sites": [asdict(layer) for layer in attention_layers],
         "not_run": not_run,
     }
@@ -301,7 +277,8 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
     mappings = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING") for head in _HEADS]
     with_heads = (each[type(config)] for each in (*mappings, modeling_auto.MODEL_MAPPING) if type(config) in each)
     # The class that the configuration names, or one with a head, or the model without one.
-    found: Any = saved_model_class((config.architectures or [""])[0], config.model_type) or next(with_heads, None)
+    named = model_classes.saved_model_class((config.architectures or [""])[0], config.model_type)
+    found: Any = named or next(with_heads, None)
     if found is None:
         raise AttendropError(f"transformers has no model for {type(config).__name__}.")
     failures: list[Exception] = []
@@ -320,7 +297,7 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
                 raise
             except _FAILURES as error:
                 failures.append(error)
-        if device == "meta" and (needed := sum(weight.nbytes for weight in model.parameters())) > _MUCH:
+        if device == "meta" and (needed := sum(weight.nbytes for weight in model.parameters())) > 2**30:
             told = "%s reads values of tensors, so it is built in memory, with random weights: %.1f GiB."
             logger.warning(told, type(model).__name__, needed / 2**30)
     raise AttendropError(f"It could not be built and run from its configuration ({first_line(failures[-1])}).")

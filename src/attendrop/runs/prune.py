@@ -43,9 +43,6 @@ from attendrop.wording import counted, counted_rows
 # Number and size of the batches on which speed is measured, for how many seconds at least, in rounds of the same work.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
 SECONDS, ROUNDS = 2.0, 5
-SELECT_BY = ("auto", "importance", "method")
-# What metrics.json holds of the predictions of a model.
-_OF_PREDICTIONS = ("score", "all_scores", "selection_score", "row_scores", "ood", "predicted", "report")
 logger = logging.getLogger(__name__)
 
 
@@ -72,15 +69,12 @@ def prune_run(
     importance. Afterwards it is fine-tuned as the run did, with the pruned layers in place, for ``recover_epochs``.
     ``data_dir`` is the folder of the run's task, if it was moved.
 
-    Returns:
-        The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done. A difference
-        is its ``value`` with the ends, ``low`` and ``high``, of its 95 % interval. Without a pruned layer, ``speed``
-        and the differences of before and after are None, because it is the same model.
-
-    Raises:
-        AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
+    Returns the run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done. A
+    difference is its ``value`` with the ends, ``low`` and ``high``, of its 95 % interval. Without a pruned layer,
+    ``speed`` and the differences of before and after are None, because it is the same model. Raises AttendropError if
+    there is no finished run, its data changed, or the model cannot be pruned in this way.
     """
-    check_choice("select_by", select_by, SELECT_BY)
+    check_choice("select_by", select_by, ("auto", "importance", "method"))
     selection = parse_selection(layers, tolerance)
     check_least("recover_epochs", recover_epochs, 0)
     with new_folder(Path(output_dir)) as folder:
@@ -89,20 +83,18 @@ def prune_run(
         if "pruned" in run.metrics:
             raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
         if run.chosen_on is None:
-            raise AttendropError(
-                f"'{run_dir}' has no labelled rows that it was not trained on; train it again with an --eval-file."
-            )
+            told = f"'{run_dir}' has no labelled rows that it was not trained on; train it again with an --eval-file."
+            raise AttendropError(told)
         if recover_epochs and run.config.adapter is not None:
             raise AttendropError(f"'{run_dir}' trained an adapter, and not all weights; omit recover-epochs.")
         run.model.to(compute_device(device))  # type: ignore[arg-type]
-        ranking = run.method.layer_ranking(run.metrics)
+        ranking = None if select_by == "importance" else run.method.layer_ranking(run.metrics)
         if select_by == "method" and ranking is None:
             raise AttendropError("The method of the run learnt no ranking of layers; use select-by importance.")
         if ranking is not None and select_by == "auto" and not ranking.significant and selection.threshold is None:
             told = "What the %s learnt cannot be told from noise; layers are ranked by importance, but see --select-by."
             logger.info(told, ranking.ranked_by)
             ranking = None
-        ranking = None if select_by == "importance" else ranking
         light, after, found = _pruned(run, run.chosen_on, selection, ranking, tolerance, recover_epochs, callbacks)
         source = Path(run.config.output_dir)
         light.save_pretrained(folder)
@@ -119,7 +111,8 @@ def prune_run(
         scored = scored_run(
             run, run.metrics["method"], run.metrics["options"], scores, {}, selection_score=selection_score
         )
-        metrics = run.metrics | {name: scored[name] for name in _OF_PREDICTIONS}
+        of_predictions = ("score", "all_scores", "selection_score", "row_scores", "ood", "predicted", "report")
+        metrics = run.metrics | {name: scored[name] for name in of_predictions}
         metrics.pop("accept", None)  # that of the whole model
         if found["recover_epochs"] and metrics.get("temperature") is not None:
             logger.warning("The run's probabilities were calibrated; after the fine-tuning they are not.")
@@ -255,8 +248,7 @@ def measure_speed(
 ) -> dict[str, Any]:
     """Time two models on the same batches, in turn, so that other load on the machine affects both.
 
-    Returns:
-        How many times faster the second one is: ``median``, ``low`` and ``high`` of several ``rounds``.
+    Returns how many times faster the second one is: ``median``, ``low`` and ``high`` of several ``rounds``.
     """
 
     def seconds(run: Callable[[Mapping[str, Any]], Any], batch: Mapping[str, Any]) -> float:

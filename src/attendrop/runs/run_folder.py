@@ -34,36 +34,19 @@ from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DATA, PATHS, RUN_FILE, RunConfig, Source, by_content, located, partial_of, run_file
-from attendrop.support.files import (
-    ADAPTER_CONFIG,
-    BASELINE_CONFIG,
-    PARTIAL,
-    PRUNED_CONFIG,
-    check_writable,
-    disk_errors,
-    known_sha256,
-    model_sha256,
-    refuse_links,
-    sha256,
-    share_permissions,
-    write_json,
-    write_text,
-)
+from attendrop.support import files
 from attendrop.tasks.inspection import label_columns
 from attendrop.tasks.table import STDIN, BadRows, files_of, read_chunks
 
-RUN = "run.json"
-METRICS = "metrics.json"
-LOCK = ".lock"
+RUN, METRICS, LOCK, TENSORBOARD = "run.json", "metrics.json", ".lock", "tensorboard"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
 # Checkpoints of the training that selects the number of steps, before the final training, or of one that follows it.
 SELECTION = "selection"
-TENSORBOARD = "tensorboard"
 # Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
 # Files for readers, and the one of an adapter that says where its model is: they may be changed, or missing.
-_MAY_CHANGE = (".md", ".yaml", ".jsonl", ".parquet", SAMPLED_ROWS, METRICS, ADAPTER_CONFIG)
+_MAY_CHANGE = (".md", ".yaml", ".jsonl", ".parquet", SAMPLED_ROWS, METRICS, files.ADAPTER_CONFIG)
 logger = getLogger(__name__)
 
 
@@ -112,8 +95,7 @@ def run_options(folder: str | Path) -> dict[str, Any]:
 def config_of_run(run_dir: str, options: Mapping[str, Any], **changed: Any) -> RunConfig:
     """Make the configuration of a run of its options, as :func:`run_options` returns them, and others in their place.
 
-    Raises:
-        AttendropError: Another version of this library wrote them, which has further options.
+    Raises AttendropError if another version of this library wrote them, which has further options.
     """
     if (unknown := next((name for name in options if name not in RunConfig.__dataclass_fields__), None)) is not None:
         raise AttendropError(
@@ -135,17 +117,17 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str, baseline: str |
         {name: value for name, value in by_content(located(options)).items() if value is not None}
         for options in (run["config"], config.as_dict())
     )
-    return began == asked and not _changed(run, config)
+    return began == asked and all(run.get(name, digest) == digest for name, digest in _digests_of(config).items())
 
 
 def keeps_model(folder: str | Path) -> bool:
     """Return whether a run's folder has a model, which may be pruned, or an adapter, and not only its scores."""
-    return any((Path(folder) / name).is_file() for name in ("config.json", ADAPTER_CONFIG, PRUNED_CONFIG))
+    return any((Path(folder) / name).is_file() for name in ("config.json", files.ADAPTER_CONFIG, files.PRUNED_CONFIG))
 
 
 def is_baseline(folder: str | Path) -> bool:
     """Return whether a folder holds the model of a baseline."""
-    return (Path(folder) / BASELINE_CONFIG).is_file()
+    return (Path(folder) / files.BASELINE_CONFIG).is_file()
 
 
 def input_files(folder: Path) -> list[str | Path]:
@@ -159,17 +141,17 @@ def input_files(folder: Path) -> list[str | Path]:
 
 def digests(folder: Path) -> dict[str, str]:
     """Compute the SHA-256 of each file in the folder of a run, by name, as recorded in ``run.json``."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, RUN, METRICS))
-    return {path.name: sha256(path) for path in files}
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (LOCK, RUN, METRICS))
+    return {path.name: files.sha256(path) for path in paths}
 
 
 def check_whole(folder: Path) -> None:
     """Raise AttendropError if a file of the run's model is missing, a link, or not as the run wrote it."""
     written = (read_run(folder) or {}).get("files", {})
     if written:
-        refuse_links(folder)
-    needed = [name for name in written if not name.endswith(_MAY_CHANGE)]
-    wrong = [name for name in needed if not (folder / name).is_file() or known_sha256(folder / name) != written[name]]
+        files.refuse_links(folder)
+    needed = {name: folder / name for name in written if not name.endswith(_MAY_CHANGE)}
+    wrong = [name for name, file in needed.items() if not file.is_file() or files.known_sha256(file) != written[name]]
     if wrong:
         raise AttendropError(
             f"In '{folder}', {', '.join(wrong)} is missing, or not as its {RUN} says; copy the folder again, or "
@@ -191,9 +173,8 @@ def check_finished(run_dir: str) -> None:
         raise AttendropError(f"'{run_dir}' holds no model; did you mean '{inner}'?")
     if (read_run(folder) is not None or unfinished) and read_metrics(folder) is None:
         first = "" if unfinished else f"rename it to '{partial_of(folder)}'; "
-        raise AttendropError(
-            f"The run in '{run_dir}' is not finished; {first}`attendrop train` with --resume finishes it."
-        )
+        told = f"The run in '{run_dir}' is not finished; {first}`attendrop train` with --resume finishes it."
+        raise AttendropError(told)
 
 
 def read_finished(run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -241,7 +222,7 @@ def locked(folder: Path) -> Iterator[None]:
     process holds it, or the folder has a symbolic link.
     """
     folder = folder.absolute()
-    refuse_links(folder)
+    files.refuse_links(folder)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     place, lock = folder / LOCK, FileLock(folder / LOCK)
@@ -277,7 +258,7 @@ def _check_place(folder: Path) -> None:
             )
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
-    check_writable(folder.absolute().parent)
+    files.check_writable(folder.absolute().parent)
     if folder.name in ("", "..") or (folder.exists() and (os.path.ismount(folder) or folder.samefile(Path.cwd()))):
         raise AttendropError(f"'{folder}' is the current directory or a mount; name a folder within it.")
 
@@ -326,9 +307,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)  # of a process that was killed
         staged.mkdir()
         try:
-            with disk_errors(target):
+            with files.disk_errors(target):
                 yield staged
-            share_permissions(staged)
+            files.share_permissions(staged)
             _put(staged, target)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -359,20 +340,18 @@ def check_folder(
 ) -> None:
     """Refuse a folder that a run, or a ``baseline``, may not use, without writing anything.
 
-    Raises:
-        AttendropError: It holds something else than a run, or a symbolic link; or a run is there, or was begun, that
-            is neither resumed with the same options nor replaced.
+    Raises AttendropError if it holds something else than a run, or a symbolic link; or a run is there, or was begun,
+    that is neither resumed with the same options nor replaced.
     """
     from attendrop.methods.core.registry import flat_options
 
-    refuse_links(folder)
+    files.refuse_links(folder)
     begun, held = read_run(partial_of(folder)), read_run(folder)
     if held is None and folder.exists() and any(folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     if resume and begun is None and read_metrics(folder) is None and any(folder.rglob("checkpoint-*")):
-        raise AttendropError(
-            f"The run in '{folder}' is not finished; rename it to '{partial_of(folder)}' to resume it."
-        )
+        told = f"The run in '{folder}' is not finished; rename it to '{partial_of(folder)}' to resume it."
+        raise AttendropError(told)
     run = begun or held
     if overwrite or run is None:
         return
@@ -407,12 +386,7 @@ def _digests_of(config: RunConfig) -> dict[str, str]:
     """Hash the files of a local model, and the code of an own method, by their entries in ``run.json``."""
     from attendrop.methods.core.registry import own_code_sha256
 
-    return {"model_sha256": model_sha256(config.model), "code_sha256": own_code_sha256(config.regularizer)}
-
-
-def _changed(run: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Name what of :func:`_digests_of` is not as it was when a run began, as far as is known."""
-    return [name for name, digest in _digests_of(config).items() if run.get(name, digest) != digest]
+    return {"model_sha256": files.model_sha256(config.model), "code_sha256": own_code_sha256(config.regularizer)}
 
 
 def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
@@ -422,9 +396,11 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
         return
     if run["data_sha256"] != data_sha256:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
-    for name in _changed(run, config):
-        what = f"files of the model in '{config.model}'" if name == "model_sha256" else f"code of {config.method}"
-        raise AttendropError(f"The {what} changed since the run began; restore what it was, or --overwrite the run.")
+    for name, digest in _digests_of(config).items():
+        if run.get(name, digest) != digest:
+            what = f"files of the model in '{config.model}'" if name == "model_sha256" else f"code of {config.method}"
+            told = f"The {what} changed since the run began; restore what it was, or --overwrite the run."
+            raise AttendropError(told)
     if (began := run.get("processes", now)) != now and read_metrics(place) is None:
         raise AttendropError(f"The run in '{place}' began with {began} and not {now} processes; resume it with these.")
 
@@ -434,18 +410,17 @@ def check_unchanged(place: Path, config: RunConfig, data_sha256: str) -> None:
 
 def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
     """Write ``run.json``, with further entries, and ``run.yaml``; not for a ``baseline``: that would train a model."""
-    began: dict[str, Any] = {"config": located(config.as_dict()), "data_sha256": data_sha256}
-    began |= _digests_of(config)
+    began: dict[str, Any] = {"config": located(config.as_dict()), "data_sha256": data_sha256, **_digests_of(config)}
     del began["config"]["output_dir"]
     place.mkdir(parents=True, exist_ok=True)
     if "baseline" not in entries:
-        write_text(place / RUN_FILE, run_file(config))
-    write_json(place / RUN, began | entries)
+        files.write_text(place / RUN_FILE, run_file(config))
+    files.write_json(place / RUN, began | entries)
 
 
 def note_in_run(place: Path, **entries: Any) -> None:
     """Write entries into ``run.json``, for when the run is resumed."""
-    write_json(place / RUN, (read_run(place) or {}) | entries)
+    files.write_json(place / RUN, (read_run(place) or {}) | entries)
 
 
 def set_aside(place: Path) -> None:
@@ -461,11 +436,11 @@ def set_aside(place: Path) -> None:
 def finish_run(place: Path, folder: Path, metrics: Mapping[str, Any]) -> None:
     """Record the files of a run, write ``metrics.json`` and put the run in its folder."""
     for path in place.iterdir():
-        if PARTIAL.fullmatch(path.name):  # of a process that was killed
+        if files.PARTIAL.fullmatch(path.name):  # of a process that was killed
             path.unlink()
-    share_permissions(place)
+    files.share_permissions(place)
     note_in_run(place, files=digests(place))
-    write_json(place / METRICS, metrics)
+    files.write_json(place / METRICS, metrics)
     put_in_place(place, folder)
 
 

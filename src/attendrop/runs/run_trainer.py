@@ -53,32 +53,20 @@ from attendrop.training.checkpoints import reading
 from attendrop.training.trainer import RegularizedTrainer
 from attendrop.wording import counted
 
-# Sets whose score is kept by row.
-_ROWS_KEPT = ("dev", "ood")
-_REWARD_ROWS = {"split": "reward", "eval": "dev"}
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class RunCallback(TrainerCallback, ExportableState):
-    """Callback of a run, one for all, since the trainer warns of two callbacks of a class.
+    """Callback of a run, one for all, since the trainer warns of two callbacks of a class."""
 
-    Attributes:
-        save_steps, log_steps: Optimizer steps between checkpoints and logs, besides those at the end of an epoch.
-        save_seconds: Seconds between checkpoints, or more, so that writing them takes at most 2 % of the time.
-        stop_after: Number of steps after which training ends, of a longer schedule.
-        begun: Called after the first step, since methods and models refuse invalid settings before that.
-        seconds_so_far: Seconds of training, once it has ended, with those of earlier processes, from a checkpoint.
-        seconds_before: Seconds of training in earlier processes.
-    """
-
-    save_steps: int | None = None
+    save_steps: int | None = None  # between checkpoints, besides those at the end of an epoch
     log_steps: int | None = None
-    save_seconds: float | None = None
-    stop_after: int | None = None
-    begun: Callable[[], None] | None = None
-    seconds_so_far: float = 0.0
-    seconds_before: float = 0.0
+    save_seconds: float | None = None  # between checkpoints, or more, so that writing them takes at most 2 % of the time
+    stop_after: int | None = None  # number of steps after which training ends, of a longer schedule
+    begun: Callable[[], None] | None = None  # called after the first step: before that, invalid settings are refused
+    seconds_so_far: float = 0.0  # of training, once it has ended, with those of earlier processes, from a checkpoint
+    seconds_before: float = 0.0  # of training in earlier processes
     start: float = field(default_factory=time.monotonic)  # of this training
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -121,16 +109,11 @@ class RunTrainer(RegularizedTrainer):
 
     Metrics, and callers of ``predict``, get predictions and labels in the order of the rows, so that these can be
     compared with columns of the rows that the trainer does not see.
-
-    Attributes:
-        head_init: How the head started, see :func:`attendrop.runs.train.init_head`; None: at random, or as it was.
-        head_is_new: Whether the model came without a head for the task.
-        meter: The callback of the run, which measures its time.
     """
 
-    head_init: dict[str, Any] | None = None
-    head_is_new = True
-    meter: RunCallback
+    head_init: dict[str, Any] | None = None  # how the head started, see `init_head`; None: at random, or as it was
+    head_is_new = True  # whether the model came without a head for the task
+    meter: RunCallback  # which measures the time of the run
 
     def __init__(self, *args: Any, task_type: TaskType, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -304,12 +287,11 @@ def set_scores(
 ) -> dict[str, Any]:
     """Score outputs for a set of a run, of a model of the rows ``train``, by default those of the run.
 
-    Returns:
-        JSON values: ``scores`` by all metrics of the task; ``baseline``, the ``answer`` and ``scores`` of a constant
-        prediction, None without ``train_references``; ``predicted``, the number of predictions of each class; ``rows``.
-        For "dev" and "ood" also ``by_row``, the score of the task's metric divided among the rows, their
-        ``predictions``, and the ``report`` of errors; for "dev" the least confidence to ``accept``, if asked for, by
-        the rows whose text is not in ``train``.
+    Returns, as JSON values, ``scores`` by all metrics of the task; ``baseline``, the ``answer`` and ``scores`` of a
+    constant prediction, None without ``train_references``; ``predicted``, the number of predictions of each class;
+    ``rows``. For "dev" and "ood" also ``by_row``, the score of the task's metric divided among the rows, their
+    ``predictions``, and the ``report`` of errors; for "dev" the least confidence to ``accept``, if asked for, by the
+    rows whose text is not in ``train``.
     """
     task, task_type = run.task, run.task.type
     constant = None if train_references is None else constant_scores(task, train_references, references)
@@ -319,7 +301,7 @@ def set_scores(
         "predicted": task_type.predicted_counts(outputs),
         "rows": len(references),
     }
-    if name in _ROWS_KEPT:
+    if name in ("dev", "ood"):
         rows, train = run.parts.report[name], run.parts.real.train if train is None else train
         by_row = row_scores(task, outputs, references, rows)
         found["by_row"] = None if by_row is None else by_row.as_dict()
@@ -401,10 +383,8 @@ def score_model(
 
 
 def _score(run: ResolvedRun, trainer: RunTrainer, encoded: Parts, rows: Dataset, name: str) -> dict[str, Any]:
-    task_type, train, outputs = run.task.type, encoded.real.train, _outputs(trainer, run.task, rows)[0]
-    return set_scores(
-        run, name, outputs, task_type.references(columns_of(rows)), task_type.references(columns_of(train))
-    )
+    references = (run.task.type.references(columns_of(part)) for part in (rows, encoded.real.train))
+    return set_scores(run, name, _outputs(trainer, run.task, rows)[0], *references)
 
 
 def _outputs(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
@@ -423,8 +403,8 @@ def selection_report(run: ResolvedRun, trainer: RunTrainer, encoded: Parts) -> d
     ``steps`` are those after which the kept ``epoch`` ended, of ``planned_steps``; ``score`` and ``scores`` are on the
     held-out rows.
     """
-    log, metric = trainer.state.log_history, run.task.metric
-    ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{metric}" in entry}
+    log = trainer.state.log_history
+    ended = {entry["step"]: math.ceil(entry["epoch"]) for entry in log if f"eval_{run.task.metric}" in entry}
     steps = trainer.state.best_global_step if run.chooses_epoch else max(ended)
     assert encoded.selection is not None and steps is not None
     return {
@@ -449,13 +429,11 @@ def held_out_temperature(run: ResolvedRun, trainer: RunTrainer, rows: Dataset) -
 
 
 def _selection_score(run: ResolvedRun, trainer: RunTrainer) -> float | None:
-    """Return the score of the kept epoch on the selection split; None if there is none."""
-    if run.parts.selection is None:
-        return None
+    """Return the score of the kept epoch on the selection split; None if there is none, or no step was taken."""
     if run.chooses_epoch:
         return trainer.state.best_metric
     found = [entry[f"eval_{run.task.metric}"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return float(found[-1]) if found else None  # no steps
+    return float(found[-1]) if found else None
 
 
 def run_metrics(
@@ -483,7 +461,7 @@ def run_metrics(
     found = scored_run(run, method.name, method.options(), scores, rows, selection_score=best, selected_on=selected_on)
     if "unlabelled" in found["data"]:
         found["data"]["unlabelled"] |= (trainer.head_init or {}).get("unlabelled") or {"used": False}
-    found["data"]["rewarded_on"] = _REWARD_ROWS.get(config.rewarded_on or "")
+    found["data"]["rewarded_on"] = {"split": "reward", "eval": "dev"}.get(config.rewarded_on or "")
     # The fit: scores of the training rows, or of 1,000 of them, at random: if classes alternate, rows taken at regular
     # steps may all be of one class.
     texts, task_type = texts_of(encoded.train), run.task.type

@@ -13,7 +13,7 @@ import logging
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,13 +24,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    PreTrainedModel,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback, set_seed
 
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
@@ -45,12 +39,9 @@ from attendrop.runs.model_loading import Loaded, add_adapter, load_config, load_
 from attendrop.runs.run_folder import is_main_process, number_of_processes, read_run
 from attendrop.support.files import disk_errors, lasting_name, write_json, write_text
 from attendrop.support.models import compute_device, has_adapter, transformers_model
-from attendrop.tasks.class_names import names_told, unlabelled_decisions, unlabelled_told
+from attendrop.tasks import class_names, splits, table, tokenization
 from attendrop.tasks.error_analysis import promise
 from attendrop.tasks.metrics import PREDICTIONS, compute_scores, write_predictions
-from attendrop.tasks.splits import GROUP, given_groups
-from attendrop.tasks.table import write_skipped
-from attendrop.tasks.tokenization import columns_of, document_means, of_documents, save_tokenizer
 from attendrop.tasks.types.base import Array, TaskType
 from attendrop.tasks.types.linear_models import LinearFit, self_trained
 from attendrop.tasks.types.model_classes import pooling_of
@@ -62,7 +53,6 @@ from attendrop.wording import counted
 SUMMARY = "summary.json"
 # Usual upper limits in fine-tuning; an option above its limit is named as the likely cause of a divergence.
 _HIGHEST = {"learning_rate": 1e-3, "weight_decay": 1.0}
-_HIGHEST_OF_METHOD = 100.0
 _ALSO = {"tensorboard": ("tensorboardX",)}  # that do for a package of ``report_to``
 logger = logging.getLogger(__name__)
 
@@ -82,21 +72,13 @@ def train(
     ``metrics.json`` is written last: a folder that has it holds a finished run, whose checkpoints are deleted. The
     folder is locked throughout, so that no other process can train in it.
 
-    Args:
-        config: Options of the run.
-        resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
-            training rows and its model are the same.
-        overwrite: Replace the run in the folder; it is moved aside when this one is complete.
-        callbacks: Callbacks of the trainer.
-        keep_model: False keeps ``metrics.json`` and the options only.
-        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; if the epoch is
-            chosen, there is one of the best epoch, too.
+    ``resume`` continues from the newest complete checkpoint, or starts over without one; a finished run is kept, if its
+    training rows and its model are the same. ``overwrite`` replaces the run in the folder, which is moved aside when
+    this one is complete. ``callbacks`` are those of the trainer. ``keep_model=False`` keeps ``metrics.json`` and the
+    options only. With ``checkpoint_seconds`` there is a checkpoint after this time, instead of after each epoch; if the
+    epoch is chosen, there is one of the best epoch, too.
 
-    Returns:
-        The content of ``metrics.json``.
-
-    Raises:
-        AttendropError: The options, the data or the model are invalid.
+    Returns the content of ``metrics.json``. Raises AttendropError if the options, the data or the model are invalid.
     """
     if config.fp16 and compute_device(config.device).type == "cpu":
         raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")
@@ -151,13 +133,8 @@ def _train(
     if not begun and is_main_process():
         run_folder.set_aside(place)
     found = {name: getattr(run.config, name) for name in (*data.DECIDED, "options")}
-    fit_here = partial(
-        fit,
-        place=place,
-        begin=partial(run_folder.begin_run, place, config, rows, decided=found, processes=number_of_processes()),
-        callbacks=callbacks,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    begin = partial(run_folder.begin_run, place, config, rows, decided=found, processes=number_of_processes())
+    fit_here = partial(fit, place=place, begin=begin, callbacks=callbacks, checkpoint_seconds=checkpoint_seconds)
     # Without the held-out rows, if they are to be trained on in the end.
     final, selected, seconds_before = run, begun.get("selected"), 0.0
     if run.config.refit and selected is None:
@@ -173,7 +150,7 @@ def _train(
         seconds_before = float(selected["seconds"])
     # The training whose model is kept.
     if selected is not None:
-        final, encoded = run.on_all_rows(selected["planned_steps"]), encoded_whole
+        final, encoded = replace(whole, config=whole.config.filled(max_steps=selected["planned_steps"])), encoded_whole
         trained_on, steps = final.parts.trained_on(config.label_names), counted(selected["steps"], "step")
         logger.info("Training again on all %s, for %s.", trained_on, steps)
     trainer = fit_here(final, loaded, encoded, begun=begun, stop_after=(selected or {}).get("steps"))
@@ -204,7 +181,7 @@ def _train(
             if config.shots is not None or config.max_train_samples is not None:
                 write_json(place / run_folder.SAMPLED_ROWS, data.sampled_rows(run.parts))
             if run.data.skipped:
-                write_skipped(place / data.SKIPPED, run.data.skipped)
+                table.write_skipped(place / data.SKIPPED, run.data.skipped)
             run_folder.finish_run(place, Path(config.output_dir), metrics)
     trainer.accelerator.wait_for_everyone()
     return metrics
@@ -249,7 +226,7 @@ def fit(
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
         run.method.prepare(loaded.model, config.seed)
         rows = run.parts.train
-        groups = given_groups(rows) if GROUP in rows.column_names else None
+        groups = splits.given_groups(rows) if splits.GROUP in rows.column_names else None
         head_init = init_head(loaded, task.type, encoded, config, groups)
     if config.adapter is not None:
         loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.type, config.adapter))
@@ -270,7 +247,7 @@ def fit(
         outputs = task.type.row_outputs(np.asarray(found.predictions), rows, tokenizer)
         return compute_scores(task, outputs, task.type.references(rows))
 
-    selection = {} if encoded.selection is None else columns_of(encoded.selection)
+    selection = {} if encoded.selection is None else tokenization.columns_of(encoded.selection)
     trainer = run_trainer.RunTrainer(
         loaded.model,
         arguments,
@@ -302,10 +279,9 @@ def refuse_diverged(config: RunConfig, *values: Any) -> None:
     """Raise AttendropError, with advice, if an array or a tensor has an entry that is NaN or infinite."""
     if all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
         return
-    given = {name: getattr(config, name) for name in _HIGHEST}
-    absurd = {name: value for name, value in given.items() if value > _HIGHEST[name]}
-    numbers = {name: value for name, value in flat_options(config.options).items() if isinstance(value, float)}
-    absurd |= {name: value for name, value in numbers.items() if abs(value) > _HIGHEST_OF_METHOD}
+    absurd = {name: getattr(config, name) for name, most in _HIGHEST.items() if getattr(config, name) > most}
+    of_method = flat_options(config.options).items()
+    absurd |= {name: value for name, value in of_method if isinstance(value, float) and abs(value) > 100}
     named = " and ".join(f"{name.replace('_', '-')} is {value:g}" for name, value in absurd.items())
     half = ", or train without fp16" if config.fp16 else ""
     advice = f"Lower learning-rate, which is {config.learning_rate:g}{half}."
@@ -317,10 +293,8 @@ def divide_logits(model: PreTrainedModel, temperature: float) -> None:
     """Divide the logits of a model by a temperature, in the weights of its last layer.
 
     So every program that loads the model, including stock transformers and ONNX files, computes the calibrated
-    probabilities. The predicted classes do not change; above 1, the model becomes less confident.
-
-    Raises:
-        AttendropError: The model has no linear layer with an output for each class at its end.
+    probabilities. The predicted classes do not change; above 1, the model becomes less confident. Raises AttendropError
+    if the model has no linear layer with an output for each class at its end.
 
     Source: Guo, Pleiss, Sun, Weinberger (2017), On Calibration of Modern Neural Networks, section 4.2.
     """
@@ -347,7 +321,7 @@ def _save_model(trainer: run_trainer.RunTrainer, run: ResolvedRun, metrics: dict
     else:  # transformers and PEFT would put an adapter on a class of their own, or read what the model did before
         whole = model.merge_and_unload() if has_adapter(model) else model
         whole.save_pretrained(files)
-    save_tokenizer(tokenizer, files)
+    tokenization.save_tokenizer(tokenizer, files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     write_text(files / CARD, model_card(metrics, run.task.type, stock=stock, adapter=adapter))
@@ -366,13 +340,11 @@ def init_head(
     """Fit a linear model to the features of the training rows, and initialise the model's last linear layer with it.
 
     Nothing is random, and the model's random state is not used: with the same rows, all methods start alike. ``groups``
-    are those of the texts, see :meth:`TaskType.fit_linear`. Unlabelled texts are used as in :func:`self_trained`.
+    are those of the texts, see :meth:`TaskType.fit_linear`.
 
-    Returns:
-        ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled texts
-        ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at random: by choice, or
-        because it is not one new linear layer on trained features, which is an AttendropError unless ``head_init`` is
-        "auto".
+    Returns ``kind`` ("logistic regression"), its ``settings``, ``metric`` and ``train_score``, and with unlabelled
+    texts ``unlabelled``, whether they are used (:func:`self_trained`); None if the head starts at random: by choice, or
+    because it is not one new linear layer on trained features, an AttendropError unless ``head_init`` is "auto".
     """
     if config.head_init == "random":
         return None
@@ -393,16 +365,13 @@ def init_head(
             found: Array = features.float().cpu().numpy()
             return found
 
-        hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-        try:
+        with linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output))):
             found = over_rows(inputs_of, model, tokenizer, task_type, columns, config.eval_batch_size)
-        finally:
-            hook.remove()
-        return document_means(found, columns)
+        return tokenization.document_means(found, columns)
 
     def fitted() -> tuple[LinearFit, dict[str, Any]]:
         features = features_of(columns)
-        labels = of_documents(columns["labels"], columns)  # the output of a text is the mean of its windows'
+        labels = tokenization.of_documents(columns["labels"], columns)  # a text has the mean output of its windows
         fit = task_type.fit_linear(features, labels, balanced=balanced, groups=groups)
         if fit is None:
             raise _NoProbe("the training rows do not determine a linear model")
@@ -417,7 +386,20 @@ def init_head(
     try:
         if not task_type.one_vector:
             raise _NoProbe(f"it needs one vector for the whole input, and the model predicts {task_type.predicts}")
-        linear = _new_linear_layer(model, new, strict=config.head_init == "auto")
+        outputs = model.config.num_labels
+        layers = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
+        }
+        if len(layers) != 1:
+            raise _NoProbe(f"the model has {len(layers)} new linear layers with an output for each class, and not one")
+        ((name, linear),) = layers.items()
+        others = sorted(key for key in new if not key.startswith(f"{name}."))
+        if config.head_init == "auto" and others:
+            raise _NoProbe(f"its features pass through weights that are new, too ({others[0]})")
+        if linear.bias is None:
+            raise _NoProbe(f"its layer {name} has no bias")
         model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
         options = (config.eval_batch_size, str(model.device), task_type.kind, balanced, groups, encoded.names)
         fit, decision = cached(
@@ -438,27 +420,8 @@ def init_head(
     told = "The head starts from a %s on the frozen encoder (%s): %s %.2f on the training rows."
     logger.info(told, fit.kind, settings, metric, score)
     if decision:
-        logger.info("%s", *unlabelled_decisions([("the head's start", decision["unlabelled"])]))
+        logger.info("%s", *class_names.unlabelled_decisions([("the head's start", decision["unlabelled"])]))
     return {"kind": fit.kind, "settings": fit.settings, "metric": metric, "train_score": score} | decision
-
-
-def _new_linear_layer(model: PreTrainedModel, new: Collection[str], *, strict: bool) -> nn.Linear:
-    """Find the linear layer that computes the logits; with ``strict``, nothing else may be new."""
-    outputs = model.config.num_labels
-    linear = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == outputs and f"{name}.weight" in new
-    }
-    if len(linear) != 1:
-        raise _NoProbe(f"the model has {len(linear)} new linear layers with an output for each class, and not one")
-    name, layer = next(iter(linear.items()))
-    others = sorted(key for key in new if not key.startswith(f"{name}."))
-    if strict and others:
-        raise _NoProbe(f"its features pass through weights that are new, too ({others[0]})")
-    if layer.bias is None:
-        raise _NoProbe(f"its layer {name} has no bias")
-    return layer
 
 
 # What a run logs before and after training ----------------------------------------------------------------------------
@@ -475,8 +438,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
         counts.append(f"{len(parts.reward)} more to reward the method on")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
-    named = names_told(parts.names, parts.names_left_out, config.label_names)
-    for told in (*named, *unlabelled_told(parts.unlabelled_numbers)):
+    named = class_names.names_told(parts.names, parts.names_left_out, config.label_names)
+    for told in (*named, *class_names.unlabelled_told(parts.unlabelled_numbers)):
         logger.info("%s", told)
     if positive := run.task.type.positive_class(run.task.metric):
         logger.info("%s is that of the class %r, the second of two.", run.task.metric, positive)

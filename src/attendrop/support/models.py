@@ -160,8 +160,7 @@ def skips_step(optimizer: Optimizer) -> bool:
 def sharding_mesh(model: nn.Module) -> Any:
     """Return the device mesh over which a model's parameters are divided; None for a model that is whole.
 
-    Raises:
-        AttendropError: They are divided over a mesh of several dimensions, or by other means than ``fully_shard``.
+    Raises AttendropError if it has several dimensions, or they are divided by other means than ``fully_shard``.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
