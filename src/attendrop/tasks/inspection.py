@@ -73,12 +73,8 @@ _GROUP = re.compile(
     re.IGNORECASE,
 )
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
-# Columns that are read together.
-_PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
-_LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
-_LETTERS = frozenset("ABCDEFGH")  # of the correct choice
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
@@ -184,8 +180,7 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
             values = list(map(written, _some(table, each.name)))
             marks = all(yes_or_no(value) is not None for value in values)
             named += [each] if marks or any(number_form(value) == "text" for value in values) else []
-    guesses = (named, formed, usual, sources)
-    return list(dict.fromkeys(each.name for each in next(filter(None, guesses), [])))
+    return list(dict.fromkeys(each.name for each in next(filter(None, (named, formed, usual, sources)), [])))
 
 
 def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str | None) -> list[tuple[str, ...]]:
@@ -204,7 +199,7 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
         second = first[:-1] + {"1": "2", "a": "b", "A": "B"}.get(first[-1:], first[-1:])
         if second != first and second in texts and alike[first[:-1]] == 2:  # more than two may be choices
             return [(first, second)]
-        for one, other in _PAIRS:
+        for one, other in (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body")):
             if first.lower() == one and other in lower:
                 return [(first, lower[other])]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
@@ -298,11 +293,9 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
     semicolons, as spreadsheets write it, unless others have points.
     """
-    if column is None:
-        return table
     columns = [column] if column in table.columns else label_columns(table.columns, column)
     is_one = len(columns) == 1
-    if is_one and column not in table.columns:
+    if column is None or (is_one and column not in table.columns):
         return table
     read_vectors = is_one and label_type in ("auto", "labels")
     names = vector_names(table, column, meanings) if read_vectors else [] if is_one else columns
@@ -578,7 +571,6 @@ def check_form(
         )
     if label_type not in ("auto", "labels", "tags"):  # classes that are asked for have any names
         return
-    of_words = any(lists) or label_type == "tags"
     for name in columns or table.columns:
         where = f"{table.path}, column {name!r}"
         values = [value for value in _some(table, name) if value not in ([], "[]", {}, "{}")]
@@ -593,7 +585,7 @@ def check_form(
         if label_type == "auto" and holds_spans(table, text_columns, name):
             continue
         forms = list(map(_form, values))
-        for form in (_OBJECTS,) if of_words else _REMEDIES:
+        for form in (_OBJECTS,) if any(lists) or label_type == "tags" else _REMEDIES:
             if forms and forms.count(form) >= _MOST * len(forms):
                 example = written(values[forms.index(form)])
                 shown = example if len(example) <= 60 else f"{example[:60]}..."
@@ -661,7 +653,8 @@ class Inspection:
         for column in self.columns:
             name, used = column.name, column.role == LABEL or column.name in self.text_columns
             named = _GROUP.fullmatch(name) or _named(name, ID) or _named(name, SOURCE)
-            several = _LEAST_GROUPS <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
+            # Fewer values than ten, such as languages, are no sample.
+            several = 10 <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
             known = self.evaluated is None or name in self.evaluated.columns
             if named and several and known and not used and column.words < _LONG_TEXT:
                 found.append(column)
@@ -748,7 +741,7 @@ class Inspection:
             said["text_columns"] = f"The texts may also be in {others}: name their columns with --text-columns."
         rest = [each for each in self.columns if each.role in ("", TEXT) and each.name not in self.text_columns]
         answers = [each.name for each in rest if each.distinct > each.rows / 2]
-        if self.label_type == "class" and len(answers) >= len(self.labels) > 2 and _LETTERS.issuperset(self.labels):
+        if self.label_type == "class" and len(answers) >= len(self.labels) > 2 and set("ABCDEFGH") >= {*self.labels}:
             read = ",".join([*self.text_columns, *answers])
             said["choices"] = f"If the labels are those of choices: --text-columns {read!r} --label-type choice."
         if self.unclear:

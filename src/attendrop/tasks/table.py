@@ -323,21 +323,15 @@ def skipped_places(skipped: Sequence[SkippedRow]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of a file, or of a part of it.
-
-    Attributes:
-        path: The file.
-        frame: The column :data:`LINE`, the line of each row from 1 (with quoted line breaks, its first line), and those
-            of the file: texts in CSV, TSV and workbooks, typed values in other formats. Its index is the number of each
-            row in the file, from 0, invalid rows included.
-        unit: What a row is called in messages, "line", or "row" in files without lines.
-        delimiter: Separator of the columns in CSV and TSV files.
-    """
+    """Rows of a file, or of a part of it."""
 
     path: Path
+    # The column :data:`LINE`, the line of each row from 1 (with quoted line breaks, its first line), and those of the
+    # file: texts in CSV, TSV and workbooks, typed values in other formats. Its index is the number of each row in the
+    # file, from 0, invalid rows included.
     frame: pd.DataFrame
-    unit: str = "line"
-    delimiter: str = ""
+    unit: str = "line"  # what a row is called in messages; "row" in files without lines
+    delimiter: str = ""  # separator of the columns in CSV and TSV files
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -423,17 +417,14 @@ def _entries(name: str, value: Any) -> dict[str, Any]:
     return {key: entry for inner, each in value.items() for key, entry in _entries(f"{name}.{inner}", each).items()}
 
 
-def refuse_broken(values: Iterable[Any]) -> None:
+def refuse_broken(values: Iterable[Any], column: int | None = None) -> None:
     """Raise BadValue for a text with a NUL character or half of a surrogate pair, as JSON can write, also in a list."""
-    for place, value in enumerate(values):
-        if _is_broken(value):
+    for number, value in enumerate(values):
+        place = number if column is None else column  # that of a list for the texts in it
+        if isinstance(value, list):
+            refuse_broken(value, place)
+        elif isinstance(value, str) and ("\0" in value or (not value.isascii() and _SURROGATE.search(value))):
             raise BadValue("it has a NUL character, or half of a surrogate pair, which no text has", place)
-
-
-def _is_broken(value: Any) -> bool:
-    if not isinstance(value, str):
-        return isinstance(value, list) and any(map(_is_broken, value))
-    return "\0" in value or not (value.isascii() or _SURROGATE.search(value) is None)
 
 
 def tables_of(
@@ -524,8 +515,7 @@ def read_chunks(
     Args:
         path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
         size: Number of rows in a chunk, at most; None reads one table.
-        bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
-            sentences. By default, the first raises.
+        bad: Handling of invalid rows, such as those with a wrong number of fields. By default, the first raises.
         format: Format such as "csv"; by default, the extension of ``path``.
 
     Raises:
@@ -974,12 +964,11 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            columns, first = _own_names(path, file.schema_arrow.names), 0
-            for batch in [file.read()] if size is None else file.iter_batches(size):
-                values = zip(*(map(_plain, column.to_pylist()) for column in batch.columns), strict=True)
-                rows = ((row, row + 1, list(each)) for row, each in enumerate(values, start=first))
-                yield from tables_of(path, columns, rows, None, "row")
-                first += batch.num_rows
+            columns = _own_names(path, file.schema_arrow.names)
+            batches = [file.read()] if size is None else file.iter_batches(size)
+            parts = (zip(*(map(_plain, each.to_pylist()) for each in batch.columns), strict=True) for batch in batches)
+            rows = ((row, row + 1, list(values)) for row, values in enumerate(chain.from_iterable(parts)))
+            yield from tables_of(path, columns, rows, size, "row")
     except (pyarrow.ArrowException, OSError) as error:
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
 

@@ -20,18 +20,10 @@ from transformers import BatchEncoding, DataCollatorForTokenClassification, PreT
 
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.entities import (
-    OUTSIDE,
-    are_entity_tags,
-    read_spans,
-    span_tags,
-    tagged_spans,
-    words_of,
-)
+from attendrop.tasks.entities import OUTSIDE, are_entity_tags, read_spans, span_tags, tagged_spans, words_of
 from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
 from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
-_OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
 # Entry of a model's configuration whose labels are spans.
 SPANS = "attendrop_entity_spans"
 # Position of words without a token, and tag id of words without a prediction.
@@ -84,8 +76,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             return ()
         return tuple(dict.fromkeys(name[2:] for name in self.label_names if name != OUTSIDE))
 
-    # Files ------------------------------------------------------------------------------------------------------------
-
     @classmethod
     def read_inputs(cls, *texts: Any) -> list[Any]:
         """Read lists of words, also as JSON, and texts with spaces between words."""
@@ -107,8 +97,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         if inputs is not None and len(inputs[0]) != len(found):
             raise BadValue(f"{len(inputs[0])} words, but {len(found)} tags; give one for each word")
         return found
-
-    # Tokens -----------------------------------------------------------------------------------------------------------
 
     def configure(self, config: PreTrainedConfig) -> None:
         super().configure(config)
@@ -166,8 +154,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             found.append(row)
         return found
 
-    # Outputs ----------------------------------------------------------------------------------------------------------
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Take the logits at the first token of each word; without these, at the tokens that have a label."""
         starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
@@ -194,8 +180,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
                 row |= {f"probability_{name}": of.tolist() for name, of in zip(self.label_names, shares.T, strict=True)}
             rows.append(row)
         return rows
-
-    # Scores -----------------------------------------------------------------------------------------------------------
 
     @property
     def default_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -235,7 +219,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             "entity_recall": lambda sums: float(sums[0] / sums[1]) if sums[1] else 0.0,
             "entity_f1": lambda sums: float(2 * sums[0] / (sums[1] + sums[2])) if sums[0] else 0.0,
         }
-        named = scores.items() if self._entity_types else ()
 
         def right_words(gold: Array, outputs: Array) -> Array:
             pairs = zip(gold, predicted(outputs), strict=True)
@@ -244,10 +227,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return {
             "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
             "f1_macro": Metric(f1_macro),
-            **{name: Metric(of_sums=(counts, score)) for name, score in named},
+            **{name: Metric(of_sums=(counts, score)) for name, score in scores.items() if self._entity_types},
         }
-
-    # Reports on data --------------------------------------------------------------------------------------------------
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(" ".join(words),) for words in rows["tokens"][:]]
@@ -334,8 +315,8 @@ def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
 def read_list(value: Any, what: str) -> list[str]:
     """Read words or tags, a list or a text with spaces between them; raise BadValue for none, and for an empty one."""
     found = listed(value)
-    if found is None and isinstance(value, str) and not _OF_TEXTS.fullmatch(value.strip()):
-        found = value.split()
+    if found is None and isinstance(value, str) and not re.fullmatch(r"""(?s)\[\s*["'].*["']\s*\]""", value.strip()):
+        found = value.split()  # what is no list with an error in it
     if not found:
         raise BadValue(f"there is no {what}; give a list of {what}s, or {what}s with spaces between them")
     items = ["" if item is None else str(item) for item in found]
