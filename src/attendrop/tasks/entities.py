@@ -72,9 +72,7 @@ def are_spans(values: Collection[Any]) -> bool:
 
 
 def span_tags(text: str, spans: Sequence[Span]) -> list[str]:
-    """Return a tag of IOB2 for each word of a text, see :func:`words_of`, given the spans of its entities.
-
-    Spaces at the ends of a span do not count.
+    """Return a tag of IOB2 for each word of a text, given spans of its entities, at whose ends spaces do not count.
 
     Raises:
         BadValue: A span is outside the text or empty, begins or ends within a word, or overlaps another.
@@ -137,10 +135,7 @@ def are_entity_tags(names: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; those of IOB2 stay.
-
-    Tags with other prefixes are returned as they are.
-    """
+    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; other tags stay."""
     return [
         f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
         for last, tag in pairwise([OUTSIDE, *tags])
@@ -154,10 +149,9 @@ def as_iob2(
     label_type: str,
     known: Collection[str] = (),
 ) -> list[Table]:
-    """Return tables with their tags of words in IOB2, or IOBES; warn of what is read as something else.
+    """Return tables with their tags of words, if labels are such, in IOB2, or IOBES; warn of what is changed.
 
-    Tables whose labels are no tags are returned as they are. ``known`` are the tags of a model, which show that those
-    of few rows mark entities.
+    ``known`` are the tags of a model, which show that those of few rows mark entities.
     """
     first = next(iter(tables[0].values(text_columns)), ())
     of_words = label_type == "tags" or (label_type == "auto" and any(listed(text) is not None for text in first))

@@ -157,14 +157,13 @@ def _number_forms(values: Iterable[Any]) -> set[str]:
 def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Sequence[str]) -> list[str]:
     """Guess the column of the labels: by its name, or its form, otherwise the last with few short values or a source.
 
-    A number to predict may have many values. Names that may be of something else do not decide alone.
-
-    Returns all that the same rule finds, the likeliest first.
+    A number to predict may have many values. Names that may be of something else do not decide alone. All that the same
+    rule finds are returned, the likeliest first.
     """
     others = [column for name, column in columns.items() if name not in text_columns]
     # Answers of a survey may be longer than most names, but not than its texts.
     longest = min(_LONG_NAME, max((each.words for each in columns.values()), default=0))
-    few = []
+    few: list[Column] = []
     for each in reversed(others):
         if each.distinct > 1 and each.words < max(longest, _LONG_TEXT):
             own = not (_named(each.name, ID) or _GROUP.fullmatch(each.name))
@@ -184,10 +183,7 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
 
 
 def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str | None) -> list[tuple[str, ...]]:
-    """Guess the columns of the texts: lists of words, two whose names belong together, otherwise the longest.
-
-    Returns all that the same rule finds, the likeliest first.
-    """
+    """Guess the columns of the texts, the likeliest first: lists of words, two that belong together, or the longest."""
     labels = set(label_columns(list(columns), label_column))
     words = {name: column.words for name, column in columns.items() if name not in labels}
     begins = {name: listed(next(iter(_some(table, name, 1)), None)) for name in words if _named(name, WORDS)}
@@ -293,7 +289,7 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
     semicolons, as spreadsheets write it, unless others have points.
     """
-    columns = [column] if column in table.columns else label_columns(table.columns, column)
+    columns = [str(column)] if column in table.columns else label_columns(table.columns, column)
     is_one = len(columns) == 1
     if column is None or (is_one and column not in table.columns):
         return table
@@ -504,8 +500,9 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
     if column is None or label_type not in ("class", "labels"):
         return {}
     values = table.column(column)
-    several = chain.from_iterable(map(label_names, values))
-    names = several if label_type == "labels" else _classes_or_nothing(values)
+    names = (
+        list(chain.from_iterable(map(label_names, values))) if label_type == "labels" else _classes_or_nothing(values)
+    )
     return dict(Counter(filter(None, names)).most_common())
 
 

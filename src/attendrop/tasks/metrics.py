@@ -240,8 +240,7 @@ def independent_units(rows: Dataset, task: Task, count: int) -> Array | None:
 def units_of(rows: Dataset, task: Task) -> list[int]:
     """Number the groups of rows that belong together, from 0.
 
-    They do by :func:`attendrop.tasks.splits.groups_of`, or if they share their longest text, such as the questions
-    about one paragraph. What other columns say in front of a text does not count.
+    They do by :func:`groups_of`, or if they share their longest text, such as the questions about one paragraph.
     """
     rows = with_others(rows, joined=False)
     columns = [column for column in zip(*task.type.texts(rows), strict=False) if len(set(column)) >= 5]  # no prompts

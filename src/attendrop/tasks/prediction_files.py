@@ -133,11 +133,12 @@ class PredictionWriter:
         found = []
         for number in sorted(number for number in self._bad.left_out if before is None or number < before):
             left_out, row = self._bad.left_out.pop(number), dict[str, Any].fromkeys(columns)
-            given = left_out.row if isinstance(left_out.row, dict) else zip(self._fields, left_out.row, strict=False)
+            given = left_out.row
+            given = given if isinstance(given, dict) else dict(zip(self._fields, given, strict=False))
             if self.format != "conll" and not self.keep_columns:
                 row[next(iter(row))] = number
             elif self.format != "conll":
-                row |= {name: value for name, value in dict(given).items() if name in row}
+                row |= {name: value for name, value in given.items() if name in row}
             found.append((number, row | ({SKIPPED: left_out.reason} if self._gives_reasons else {})))
         return found
 

@@ -67,10 +67,7 @@ class Source:
     within: str | None = None  # folder of a group of tasks, which may hold the task's folder
 
     def folder(self, data_dir: str | Path | None) -> Path | None:
-        """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if that has none.
-
-        ``data_dir`` may be the folder itself: it has its name, in which cases and dashes do not matter, or its files.
-        """
+        """Find the task's folder in ``data_dir``, or as it, otherwise in ``$ATTENDROP_DATA``; None if that has none."""
         given = data_dir or os.environ.get("ATTENDROP_DATA")
         if not given:
             return None
@@ -120,10 +117,7 @@ class Source:
         return tables
 
     def dataset(self, tables: Iterable[Table], columns: tuple[str, ...], split: str) -> Dataset:
-        """Make a data set of tables, without pairs with an empty translation; raise AttendropError for a wrong label.
-
-        Labels of test rows may be missing, or -1 as on the hub.
-        """
+        """Make a data set of tables, without empty translations; refuse wrong labels, but for missing ones of tests."""
         task_type, is_test, number, rows = self.task.type, split.startswith("test"), -1, list[dict[str, Any]]()
         classes = (self.task.label_names, self.labels) if self.labels else ()  # the hub has the names
         ids = {label: place for names in classes for place, label in enumerate(names)}
@@ -355,10 +349,7 @@ def _arc_row(question: str, choices: Any, key: str) -> tuple[tuple[str, list[str
 
 
 def _read_arc(path: Path, split: str) -> Iterator[Table]:
-    """Read an official file of JSON lines, or a copy as a CSV file without a header.
-
-    Of the copy, questions whose correct choice it lost are left out, with a warning.
-    """
+    """Read an official file of JSON lines, or a copy as CSV without header, whose questions may lack their answer."""
     if path.suffix != ".csv":
         yield read_table(path)
         return

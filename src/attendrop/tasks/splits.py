@@ -120,10 +120,7 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
 
 
 def text_vectorizer() -> TfidfVectorizer:
-    """Make what computes TF-IDF vectors of words and pairs of words.
-
-    Letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
-    """
+    """Make what computes TF-IDF vectors of words and pairs of words, or of letters in scripts without spaces."""
     words = rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{MARKS}])+"
     return TfidfVectorizer(sublinear_tf=True, token_pattern=words, ngram_range=(1, 2))
 

@@ -108,10 +108,7 @@ def extension_of(path: str | Path) -> str:
 
 
 def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None, str]:
-    """Return the text columns, the label column and the label type of custom data, as far as their format says.
-
-    The name is that of a file, as for :func:`files_of`, or of a format such as ``"x.conll"``.
-    """
+    """Return the text columns, the label column and the label type that the format of a file, "x.conll", implies."""
     if len(files := files_of(name or "")) > 1:
         return (SOURCE,), TARGET, "text"
     known = {".conll": ((WORDS,), TAGS), ".conllu": ((WORDS,), "upos"), ".txt": (("text",), None)}
@@ -435,15 +432,13 @@ def tables_of(
     unit: str = "line",
     delimiter: str = "",
 ) -> Iterator[Table]:
-    """Yield tables of at most ``size`` rows, each with its number, line and values.
-
-    Columns grow by blocks, for many small lists take time and memory.
-    """
+    """Yield tables of at most ``size`` rows, each with its number, line and values."""
     import pandas as pd
 
     rows = iter(rows)
     while True:
         index, lines, cells = list[int](), list[int](), [list[Any]() for _ in columns]
+        # Columns grow by blocks, for many small lists take time and memory.
         while block := list(islice(rows, _BLOCK if size is None else min(_BLOCK, size - len(index)))):
             numbers, places, values = zip(*block, strict=True)
             index += numbers
@@ -460,10 +455,7 @@ def tables_of(
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
-    """Read a file as one table, see :func:`read_chunks`.
-
-    A run guesses columns, checks files and loads them: what was read is remembered, until they are loaded.
-    """
+    """Read a file as one table, see :func:`read_chunks`; it is remembered, for a run guesses, checks and loads."""
     bad, files = bad or BadRows(), files_of(path)
     there = all(file.is_file() for file in files)  # else reading says what is missing
     states = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, files)] if there else []
@@ -711,10 +703,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
 def _records(
     path: Path, lines: Iterable[str], delimiter: str, *, spaced: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the records with their first lines, without blank lines, which are not rows to pandas, either.
-
-    ``spaced``: spaces after the separator are no part of a field.
-    """
+    """Yield the records with their first lines, without blank lines; if ``spaced``, without spaces before fields."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=spaced)
     line = 1
     try:
@@ -735,10 +724,7 @@ def _records(
 
 
 def _own_names(path: Path, header: list[str]) -> list[str]:
-    """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning.
-
-    It also warns of a line that seems to be a title above the header.
-    """
+    """Strip names, and number repeated ones, ``note.2``; warn of these, and of a title above the header."""
     names, numbers = dict[str, str](), dict[str, int]()
     if 2 * sum(map(bool, map(str.strip, header))) < len(header):
         warnings.warn(
@@ -761,10 +747,7 @@ def _own_names(path: Path, header: list[str]) -> list[str]:
 def _rows_of(
     path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
 ) -> Iterator[_Row]:
-    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences.
-
-    Rows have as many fields as the header; lines of separators alone are none.
-    """
+    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences."""
     records, width = iter(records), len(header)
     begin = list(islice(records, 1))
     records, row = chain(begin, records), begin[0][1] if begin else []
@@ -810,10 +793,7 @@ def _rows_of(
 
 
 def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
-    """Read the sheet that is named, or the first visible one that has rows under its header.
-
-    Values become text, as in CSV.
-    """
+    """Read the sheet that is named, or the first visible one that has rows under its header; values become text."""
     import pandas as pd
 
     wanted, (file,) = sheet_of(path), files_of(path)
@@ -934,8 +914,7 @@ def read_hub(
 ) -> Iterator[Table]:
     """Read a split of a data set of the hub, or in a local folder, as ``datasets.load_dataset`` names it.
 
-    Numbers of classes, also in lists, become their names. Images and sounds are left out, and columns that are not
-    among those that are given.
+    Numbers of classes become their names. Images and sounds are left out, and columns other than ``only`` these.
     """
     import datasets
 

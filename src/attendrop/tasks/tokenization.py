@@ -55,7 +55,8 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save a tokenizer, its vocabulary as it was loaded: BERTweet's class reads otherwise what it writes itself."""
     tokenizer.save_pretrained(folder)
-    for role, name in {} if tokenizer.is_fast else tokenizer.vocab_files_names.items():
+    names = {} if tokenizer.is_fast else tokenizer.vocab_files_names
+    for role, name in names.items():
         loaded = getattr(tokenizer, role, None)
         if isinstance(loaded, str) and Path(loaded).is_file() and (folder / name).is_file():
             shutil.copyfile(loaded, folder / name)
@@ -64,10 +65,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Adapt a model and its tokenizer to each other.
 
-    A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token; its maximum
-    length, which many do not have, is at most the number of the model's positions. The model's configuration gets the
-    padding token if it has none, and that of a decoder also in place of another, since classifiers look there for the
-    last token of a text. XLNet's read the last column, so it is padded on the left. ``name`` is for messages.
+    A tokenizer without a padding token pads with its end-of-sequence token; its maximum length is at most the number of
+    the model's positions. The model's configuration gets the padding token if it has none, and that of a decoder also
+    in place of another, since classifiers look there for the last token of a text. XLNet's read the last column, so it
+    is padded on the left. ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.

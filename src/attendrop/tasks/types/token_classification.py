@@ -156,13 +156,15 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Take the logits at the first token of each word; without these, at the tokens that have a label."""
-        starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
+        starts = encoded["word_starts"][:] if "word_starts" in encoded else [
+            np.flatnonzero(np.asarray(row) != IGNORED) for row in encoded["labels"]
+        ]  # fmt: skip
         rows = [(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
         return row_array([np.where((row == NO_TOKEN)[:, None], _ABSENT, logits[row]) for logits, row in rows])
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
         labels = encoded["word_labels" if "word_labels" in encoded else "labels"][:]
-        return row_array([np.asarray(row, dtype=int)[_labelled(row)] for row in labels])
+        return row_array([row[row != IGNORED] for row in (np.asarray(row, dtype=int) for row in labels)])
 
     def decode(self, outputs: Array) -> list[list[int]]:
         """Return the tag ids of the largest logits; -1 for truncated words."""
@@ -299,11 +301,6 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
         tags = (tuple(tag or OUTSIDE for tag in row["tags"]) for row in rows)
         pairs = zip(columns["text"], tags, strict=True)
         return [{"entities": tagged_spans(text, entities(each))} for text, each in pairs]
-
-
-def _labelled(labels: Array) -> Array:
-    """Return the positions of labels that are scored."""
-    return np.flatnonzero(np.asarray(labels) != IGNORED)
 
 
 @lru_cache(maxsize=100_000)
