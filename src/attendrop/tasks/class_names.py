@@ -32,10 +32,6 @@ AUTO = "auto"
 # Names are rows where a class has no more rows than this, on average: a linear model gains on both data sets that were
 # measured with seven (0.007 and 0.006), with ten on one of two (docs/experiments.md, step 6).
 MOST_ROWS_PER_CLASS = 7
-# Share of the names that may say nothing, such as "w2" among 150 intents; these are no rows.
-_WITHOUT_WORDS = 0.1
-_LONGEST = 10  # words: longer ones are texts
-_SHOWN = 5
 _WORD = rf"(?:[^\W_]|[{MARKS}])+"
 # Texts of a larger file are sampled: this is how many were measured, and each is read in each linear model's fits.
 MOST_TEXTS = 4000
@@ -70,7 +66,7 @@ def telling_names(names: Collection[str]) -> list[str]:
         text = unicodedata.normalize("NFKC", in_words(name))
         least = 3 if re.search(r"\d", text) else 1
         word = re.compile(rf"[^\W\d_](?:[^\W\d_]|[{MARKS}]){{{least},}}|[{UNSPACED}]+")
-        none = re.search(r"@|://", name) or count_words(in_words(name)) > _LONGEST
+        none = re.search(r"@|://", name) or count_words(in_words(name)) > 10
         parts = () if none else re.findall(_WORD, text)
         found[name] = tuple(part.casefold() for part in parts if word.fullmatch(part))
     alike = Counter(found.values())
@@ -80,11 +76,11 @@ def telling_names(names: Collection[str]) -> list[str]:
 def why_no_rows(names: Collection[str], rows: int = 0) -> str:
     """Return why ``label_names="auto"`` makes no training rows of the names of classes with so many rows in all.
 
-    This is the rule: nine in ten names tell their class in words (:func:`telling_names`), and there are at most
-    ``MOST_ROWS_PER_CLASS`` rows a class, on average. An empty text: they are rows.
+    It makes some where nine in ten names tell their class in words (:func:`telling_names`), for "w2" among 150 intents
+    says nothing, and there are at most ``MOST_ROWS_PER_CLASS`` rows a class, on average; then the reason is empty.
     """
     telling = set(telling_names(names))
-    if len(telling) < (1 - _WITHOUT_WORDS) * len(names):
+    if len(telling) < 0.9 * len(names):
         unclear = next(name for name in names if name not in telling)
         return f"{unclear!r} does not tell its class from the others in words"
     if rows > MOST_ROWS_PER_CLASS * len(names):
@@ -148,7 +144,7 @@ def names_told(rows: int, left_out: Sequence[str], given: str | None) -> Iterato
         yield f"{counted_names(rows, given)} {'is a training row' if rows == 1 else 'are training rows'}, too."
     if left_out:
         number, verb = counted_names(len(left_out), given), "is" if len(left_out) == 1 else "are"
-        texts = names_of(left_out[:_SHOWN]) + (", ..." if len(left_out) > _SHOWN else "")
+        texts = names_of(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
         yield f"{number} {verb} left out, because rows to score on have the same text: {texts}."
 
 

@@ -77,8 +77,7 @@ def load_files(
     Raises:
         AttendropError: :func:`read_chunks` or :func:`check_form` refuses a file; a column is missing; a text or a label
             is empty or NaN; numbers are mixed with text; a label does not occur in training; it is not clear whether
-            labels are classes; the training data have a single class; or all rows of a file are of one group. The
-            message names the file, the line and the column.
+            labels are classes; the training data have a single class; or all rows of a file are of one group.
     """
     bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     known = f"it is one of {', '.join(LABEL_TYPES)}"
@@ -104,16 +103,14 @@ def load_files(
     splits = {}
     for split, table in tables.items():
         read = tables[split] = _not_empty(table.read([label_column, INPUTS], task_type.read_label, bad, LABELS))
-        splits[split] = _columns(read, task_type, text_columns)
-        if with_columns:
-            splits[split][OTHERS] = others_of(read, with_columns)
-            for name in with_columns:
-                if split == "train" and tells_label(read.column(name), read.column(LABELS)):
-                    warnings.warn(
-                        f"each value of {name!r} in {read.path} is of one label: if it is the label in other words, a "
-                        "model learns nothing else; leave it out of with-columns.",
-                        stacklevel=2,
-                    )
+        splits[split] = _columns(read, task_type, text_columns, with_columns or ())
+        for name in with_columns or ():
+            if split == "train" and tells_label(read.column(name), read.column(LABELS)):
+                warnings.warn(
+                    f"each value of {name!r} in {read.path} is of one label: if it is the label in other words, a "
+                    "model learns nothing else; leave it out of with-columns.",
+                    stacklevel=2,
+                )
         if group_column is not None:
             names = map(class_name, read.column(group_column))
             splits[split][GROUP] = values = ["" if may_be_missing(name) else name for name in names]
@@ -187,9 +184,8 @@ def stream_file(
                 task_type = task_type.with_unknown(table.column(label_column))
             table = table.read([label_column, INPUTS], task_type.read_label, bad, LABELS)
         if len(table):
-            columns = _columns(table, task_type, text_columns)
+            columns = _columns(table, task_type, text_columns, with_columns or ())
             if with_columns:
-                columns[OTHERS] = others_of(table, with_columns)
                 columns["text"] = [others + text for others, text in zip(columns[OTHERS], columns["text"], strict=True)]
             yield Chunk(columns, table, task_type.unknown_names)
 
@@ -198,15 +194,6 @@ def files_task(text_columns: Sequence[str], task_type: TaskType) -> Task:
     """Make the task of custom files, with the classes of a kind of task."""
     metric, *others = task_type.default_metrics
     return Task("files", task_type, tuple(text_columns), metric, "own files", tuple(others))
-
-
-def others_of(table: Table, columns: Sequence[str]) -> list[str]:
-    """Return what columns say of each row, in front of its text: ``channel: mail | priority: 2 | ``; no blanks.
-
-    As in a class's name, ``2.0``, which pandas writes in a column with gaps, is ``2``; so it is in values of groups.
-    """
-    rows = [zip(columns, map(class_name, values), strict=True) for values in table.values(columns)]
-    return ["".join(f"{name}: {value} | " for name, value in row if value) for row in rows]
 
 
 def _check_columns(
@@ -225,12 +212,23 @@ def _check_columns(
         raise AttendropError(f"{counted(given, 'text column')} {are} given; give {wanted}.")
 
 
-def _columns(table: Table, task_type: TaskType, text_columns: Sequence[str]) -> dict[str, list[Any]]:
-    """Make the columns of a data set from a table whose texts, and labels if there are any, were read."""
+def _columns(
+    table: Table, task_type: TaskType, text_columns: Sequence[str], others: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Make the columns of a data set from a table whose texts, and labels if there are any, were read.
+
+    Of other columns, it has what they say in front of the text, ``channel: mail | priority: 2 | ``, without blanks. As
+    in a class's name, ``2.0``, which pandas writes in a column with gaps, is ``2``; so it is in values of groups.
+    """
     names, read = task_type.inputs_of(len(text_columns)), table.column(INPUTS)
     columns: dict[str, list[Any]] = {name: [row[place] for row in read] for place, name in enumerate(names)}
     columns["index"] = table.frame.index.tolist()
-    return columns | ({"label": table.column(LABELS)} if LABELS in table.frame.columns else {})
+    if LABELS in table.frame.columns:
+        columns["label"] = table.column(LABELS)
+    if others:
+        rows = [zip(others, map(class_name, values), strict=True) for values in table.values(others)]
+        columns[OTHERS] = ["".join(f"{name}: {value} | " for name, value in row if value) for row in rows]
+    return columns
 
 
 def _not_empty(table: Table) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, pairwise
 from typing import Any
 
@@ -17,18 +18,13 @@ _SIGNS = r"!-/:-@\[-`{-~\u00a1-\u00a9\u00ab-\u00b4\u00b6-\u00b9\u00bb-\u00bf\u20
 _SIGNS += r"\u3000-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 _WORD = re.compile(rf"[{UNSPACED}]|[^\s{_SIGNS}{UNSPACED}]+|\S")
 # What tools call the parts of a span that is an object.
-_START, _END, _TYPE = (
-    ("start", "start_offset"),
-    ("end", "end_offset"),
-    ("label", "type", "entity", "tag", "name", "labels"),
-)
+_KEYS = (("start", "start_offset"), ("end", "end_offset"), ("label", "type", "entity", "tag", "name", "labels"))
 # Tags of entities: B-PER is read; BILUO, BMES and BMEWO have further prefixes, and some write them as PER_B.
 _READ_TAG, _OUTSIDE = re.compile(r"[BIES]-.+"), {OUTSIDE, "o", "-", "_", "*"}
 _PREFIXED, _SUFFIXED = re.compile(r"([BIESLUMW])[-_:.](.+)", re.I), re.compile(r"(.+)[-_:.]([BIESLUMW])", re.I)
 TAG = re.compile(rf"O|{_PREFIXED.pattern}|{_SUFFIXED.pattern}", re.I)
 _IOB2 = {"L": "I", "U": "B", "M": "I", "W": "B", "E": "I", "S": "B"}
 Span = tuple[int, int, str]
-_SHOWN = 8
 
 # Spans ----------------------------------------------------------------------------------------------------------------
 
@@ -54,7 +50,7 @@ def read_spans(value: Any) -> list[Span]:
     for item in found:
         parts: Sequence[Any] = item if isinstance(item, list | tuple) else ()
         if isinstance(item, dict):
-            parts = [next((item[name] for name in names if name in item), None) for names in (_START, _END, _TYPE)]
+            parts = [next((item[name] for name in names if name in item), None) for names in _KEYS]
             parts[2] = parts[2][0] if isinstance(parts[2], list) and len(parts[2]) == 1 else parts[2]
         whole = len(parts) == 3 and all(isinstance(part, int) and not isinstance(part, bool) for part in parts[:2])
         if not whole or not isinstance(parts[2], str) or not parts[2].strip():
@@ -67,20 +63,16 @@ def read_spans(value: Any) -> list[Span]:
 
 def are_spans(values: Collection[Any]) -> bool:
     """Return whether most values are lists of spans, and one has a span: others are mistakes in such a column."""
-    filled = [value for value in values if listed(value)]
-    right = 0
+    lists = [value for value in values if listed(value) is not None]
+    filled, right = [value for value in lists if listed(value)], 0
     for value in filled:
-        try:
+        with suppress(BadValue):
             right += bool(read_spans(value))
-        except BadValue:
-            continue
-    return right > 0 and 2 * right > len(filled) and 2 * len([v for v in values if listed(v) is not None]) > len(values)
+    return right > 0 and 2 * right > len(filled) and 2 * len(lists) > len(values)
 
 
 def span_tags(text: str, spans: Sequence[Span]) -> list[str]:
-    """Return a tag of IOB2 for each word of a text, see :func:`words_of`, given the spans of its entities.
-
-    Spaces at the ends of a span do not count.
+    """Return a tag of IOB2 for each word of a text, given spans of its entities, at whose ends spaces do not count.
 
     Raises:
         BadValue: A span is outside the text or empty, begins or ends within a word, or overlaps another.
@@ -143,14 +135,10 @@ def are_entity_tags(names: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; those of IOB2 stay.
-
-    Tags with other prefixes are returned as they are.
-    """
-    before = [OUTSIDE, *tags]
+    """Convert the tags of a sentence from IOB1, in which most entities begin with "I-", to IOB2; other tags stay."""
     return [
         f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
-        for tag, last in zip(tags, before, strict=False)
+        for last, tag in pairwise([OUTSIDE, *tags])
     ]
 
 
@@ -161,10 +149,9 @@ def as_iob2(
     label_type: str,
     known: Collection[str] = (),
 ) -> list[Table]:
-    """Return tables with their tags of words in IOB2, or IOBES; warn of what is read as something else.
+    """Return tables with their tags of words, if labels are such, in IOB2, or IOBES; warn of what is changed.
 
-    Tables whose labels are no tags are returned as they are. ``known`` are the tags of a model, which show that those
-    of few rows mark entities.
+    ``known`` are the tags of a model, which show that those of few rows mark entities.
     """
     first = next(iter(tables[0].values(text_columns)), ())
     of_words = label_type == "tags" or (label_type == "auto" and any(listed(text) is not None for text in first))
@@ -179,17 +166,13 @@ def as_iob2(
     are_entities = are_entity_tags(known or [standard.get(tag, tag) for tag in chain(*written_tags[0])])
     if len(names) > 1 and not are_entities and (OUTSIDE in names or all(map(str.isdecimal, names))):
         bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))
-        said = (
-            f"tags such as {bare!r} do not say where entities begin, as B-PER and I-PER do: words are scored, and not"
-        )
-        warnings.warn(f"{tables[0].path}, column {column!r}: {said} entities.", stacklevel=2)
+        said = f"tags such as {bare!r} do not say where entities begin, as B-PER and I-PER do"
+        warnings.warn(f"{tables[0].path}, column {column!r}: {said}: words are scored, and not entities.", stacklevel=2)
     for table, rows in zip(tables, written_tags, strict=True):
         where = f"{table.path}, column {column!r}"
-        told = [f"{tag!r} as {standard[tag]!r}" for tag in sorted(standard.keys() & {*chain(*rows)})]
-        if told:
-            more = ", ..." if len(told) > _SHOWN else ""
-            said = f"tags in another scheme are read in IOB2, {', '.join(told[:_SHOWN])}{more}."
-            warnings.warn(f"{where}: {said}", stacklevel=2)
+        if told := [f"{tag!r} as {standard[tag]!r}" for tag in sorted(standard.keys() & {*chain(*rows)})]:
+            shown = ", ".join(told[:8]) + (", ..." if len(told) > 8 else "")
+            warnings.warn(f"{where}: tags in another scheme are read in IOB2, {shown}.", stacklevel=2)
         read = [[standard.get(tag, tag) for tag in row] for row in rows]
         begun = [to_iob2(row) for row in read] if are_entities else read
         if begun != read:

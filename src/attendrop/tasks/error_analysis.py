@@ -26,21 +26,15 @@ from attendrop.tasks.types.base import Answer, Array
 from attendrop.tasks.types.classification import MultiLabel, predicted_classes
 from attendrop.wording import counted
 
-# Greatest number of confusions and of errors that are listed.
-_LISTED = 20
-# Bins of probability of the reliability diagram, and of the expected calibration error.
-_BINS = 10
+# Greatest number of confusions and of errors that are listed, and bins of probability.
+_LISTED, _BINS = 20, 10
 # With fewer rows, the best fit mostly reflects the prior of the fit.
 ROWS_FOR_TEMPERATURE = 100
-
 # Error rate of the promise that is kept with a threshold: one in ten such thresholds may accept more errors.
 ALPHA = 0.1
 # Thresholds that are tested, each of which accepts a further twentieth of the rows; the first accepts a fifth. One that
 # accepts fewer rows allows no error, so that the sequence would mostly end there.
 _STEPS, _FIRST = 20, 4
-
-
-# Errors ---------------------------------------------------------------------------------------------------------------
 
 
 def error_analysis(
@@ -51,12 +45,10 @@ def error_analysis(
     References are class ids ``(rows,)``, or zeros and ones ``(rows, labels)``.
 
     Returns:
-        ``classes``: for each class its ``class, rows, predicted, precision, recall, f1``. For single classes also
-        ``confusions``, the most frequent pairs with ``class, predicted, rows``; ``calibration``, see
-        :func:`calibration`; ``coverage``, see :func:`accuracy_at_coverage`; and ``errors``, the most confident wrong
-        predictions: ``row`` (in the file, from 0), ``text, class, predicted, probability``, and with training rows
-        ``nearest``: the most similar one by TF-IDF, with ``text, class, likeness`` (cosine, 0 to 1). None for other
-        kinds of predictions.
+        ``classes``, with the scores of each; for single classes also ``confusions``, the most frequent ones;
+        :func:`calibration`; ``coverage``, by :func:`accuracy_at_coverage`; and ``errors``, the most confident ones:
+        ``row`` is that of the file, from 0, and ``nearest`` the most similar training row by TF-IDF, with its
+        ``likeness`` (cosine, 0 to 1). None for other kinds of predictions.
     """
     task_type = task.type
     if not task_type.num_classes and not isinstance(task_type, MultiLabel):
@@ -75,7 +67,7 @@ def error_analysis(
         return {"classes": classes}
     wrong = np.flatnonzero(predicted != references)
     confused = Counter(zip(references[wrong], predicted[wrong], strict=True))
-    probabilities, texts = softmax(outputs, axis=1).max(axis=1), task_type.texts(rows)
+    probabilities, texts = confidences(outputs), task_type.texts(rows)
     errors: list[dict[str, Any]] = [
         {
             "row": rows["index"][int(row)],
@@ -117,7 +109,7 @@ def calibration(logits: Array, labels: Array) -> dict[str, Any]:
         each with its ``rows``, mean ``probability`` and ``accuracy``; and ``temperature``, by which to divide logits
         for probabilities that fit these rows best (least cross-entropy, between 0.05 and 20).
     """
-    probabilities, right = softmax(logits, axis=1).max(axis=1), predicted_classes(logits) == labels
+    probabilities, right = confidences(logits), predicted_classes(logits) == labels
     places = np.minimum((probabilities * _BINS).astype(int), _BINS - 1)
     bins = []
     for place in np.unique(places):
@@ -155,25 +147,32 @@ def worst_classes(analysis: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def remarks(analysis: Mapping[str, Any]) -> list[str]:
-    """Describe in sentences how well probabilities are calibrated, and which labels are doubtful.
-
-    Of an error whose text is that of a training row of another class, one of the two labels is wrong.
-    """
+    """Describe in sentences how well probabilities are calibrated, and which labels are doubtful."""
     found = []
     if calibrated := analysis.get("calibration"):
         found.append(f"Probabilities are off by {calibrated['error']:.3f} on average (expected calibration error).")
         if sure := [part for part in calibrated["bins"] if part["probability"] > 0.9]:
             rows, accuracy = sure[-1]["rows"], sure[-1]["accuracy"]
-            right = round(rows * accuracy)
-            share = f"{accuracy:.1%} are" if rows >= 100 else f"{right} is" if right == 1 else f"{right} are"
+            hits = round(rows * accuracy)
+            share = f"{accuracy:.1%} are" if rows >= 100 else f"{hits} is" if hits == 1 else f"{hits} are"
             found.append(f"Of {counted(rows, 'prediction')} with a probability above 0.9, {share} right.")
         if sum(part["rows"] for part in calibrated["bins"]) >= ROWS_FOR_TEMPERATURE:
             temperature, shown = calibrated["temperature"], f"{calibrated['temperature']:.2f}"
             so = f"the model should be {'less' if temperature > 1 else 'more'} confident"
             so = "the model is as confident as it should be" if shown == "1.00" else so
             found.append(f"A temperature of {shown} would fit these rows best: {so}.")
-    if accepted := analysis.get("accept"):
-        found.append(share_told(accepted))
+    if accept := analysis.get("accept"):
+        wanted, accepted = accept["wanted"], accept["accepted"]
+        told = f"No answer is accepted at {wanted:g}: the rows of the run do not support it."
+        if accept["threshold"] is not None:
+            right = f", and {accept['right'] / accepted:.3f} of these answers are right" if accepted else ""
+            chosen = " The threshold was chosen on these rows." if accept["chosen_here"] else ""
+            told = (
+                f"{accepted / accept['rows']:.0%} of new rows can be answered at {wanted:g}: {accepted} of these "
+                f"{counted(accept['rows'], 'row')} have a confidence of {accept['threshold']:.3f} or more{right}."
+                f"{chosen}"
+            )
+        found.append(told)
     errors = analysis.get("errors", ())
     nearest = [(error, error["nearest"]) for error in errors if error.get("nearest")]
     if doubtful := [e for e, n in nearest if plain(n["text"]) == plain(e["text"]) and n["class"] != e["class"]]:
@@ -220,7 +219,12 @@ def choose_threshold(
         sizes, hits = np.bincount(group[accepted]), np.bincount(group[accepted], right[accepted])
         if _effective_rows(sizes) < least_rows(wanted):
             continue
-        if (limit := _lower_limit(hits, sizes)) < wanted:
+        # The limit is for as many rows as the accepted groups are worth (Korn and Graubard, 1998).
+        worth, accuracy = _effective_rows(sizes), hits.sum() / sizes.sum()
+        if variance := ((hits - accuracy * sizes) ** 2).sum() / sizes.sum() ** 2:
+            worth = min(worth, accuracy * (1 - accuracy) / variance)
+        limit = float(beta.ppf(ALPHA, accuracy * worth, (1 - accuracy) * worth + 1)) if accuracy else 0.0
+        if limit < wanted:
             break
         found |= {"threshold": threshold, "accepted": int(sizes.sum()), "right": int(hits.sum()), "at_least": limit}
     return found
@@ -231,14 +235,6 @@ def _effective_rows(sizes: Array) -> float:
     return float(sizes.sum() ** 2 / (sizes**2).sum()) if sizes.size else 0.0
 
 
-def _lower_limit(hits: Array, sizes: Array) -> float:
-    """Compute the limit of Clopper and Pearson for as many rows as groups are worth (Korn and Graubard, 1998)."""
-    rows, accuracy, worth = sizes.sum(), hits.sum() / sizes.sum(), _effective_rows(sizes)
-    if variance := ((hits - accuracy * sizes) ** 2).sum() / rows**2:
-        worth = min(worth, accuracy * (1 - accuracy) / variance)
-    return float(beta.ppf(ALPHA, accuracy * worth, (1 - accuracy) * worth + 1)) if accuracy else 0.0
-
-
 def least_rows(wanted: float) -> int:
     """Count the rows that show an accuracy of ``wanted`` if the answers to all of them are right: 45 for 0.95."""
     return math.ceil(math.log(ALPHA) / math.log(wanted))
@@ -246,29 +242,23 @@ def least_rows(wanted: float) -> int:
 
 def confidences(logits: Array) -> Array:
     """Compute the probability of the predicted class of each row of logits ``(rows, classes)``."""
-    found: Array = softmax(logits, axis=1).max(axis=1)
-    return found
+    return np.asarray(softmax(logits, axis=1).max(axis=1))
 
 
 def with_acceptance(rows: Sequence[Answer], logits: Array, accept: Mapping[str, Any] | None) -> list[Answer]:
     """Add the columns ``confidence`` and ``accepted`` to predictions, if ``accept`` says which are accepted."""
     if accept is None:
         return list(rows)
+    threshold = math.inf if accept["threshold"] is None else accept["threshold"]
     return [
-        row | {"confidence": round(float(value), 6), "accepted": bool(is_accepted)}
-        for row, value, is_accepted in zip(rows, *_accepted(logits, accept), strict=True)
+        row | {"confidence": round(float(value), 6), "accepted": bool(value >= threshold)}
+        for row, value in zip(rows, confidences(logits), strict=True)
     ]
-
-
-def _accepted(logits: Array, accept: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Return the confidence of each row, and whether its answer is accepted; without a threshold none is."""
-    confidence, threshold = confidences(logits), accept["threshold"]
-    return confidence, confidence >= (math.inf if threshold is None else threshold)
 
 
 def accepted_share(logits: Array, labels: Array, accept: Mapping[str, Any]) -> dict[str, Any]:
     """Count ``rows``, those of them whose answers are ``accepted``, and those that are ``right``, beside ``accept``."""
-    accepted = _accepted(logits, accept)[1]
+    accepted = confidences(logits) >= (math.inf if accept["threshold"] is None else accept["threshold"])
     right = int((predicted_classes(logits) == labels)[accepted].sum())
     counts = {"rows": len(labels), "accepted": int(accepted.sum()), "right": right}
     return {"wanted": accept["wanted"], "threshold": accept["threshold"], **counts}
@@ -313,14 +303,3 @@ def promise(accept: Mapping[str, Any]) -> str:
         f"of {threshold:.3f} or more. At least {accept['at_least']:.3f} of them are right, with 90 % confidence: "
         f"{accept['right']} of {accept['accepted']} were, of {rows}."
     )
-
-
-def share_told(found: Mapping[str, Any]) -> str:
-    """Say in a sentence how many rows are accepted, and how many of these answers are right (`accepted_share`)."""
-    if found["threshold"] is None:
-        return f"No answer is accepted at {found['wanted']:g}: the rows of the run do not support it."
-    right = f", and {found['right'] / found['accepted']:.3f} of these answers are right" if found["accepted"] else ""
-    share = f"{found['accepted'] / found['rows']:.0%} of new rows can be answered at {found['wanted']:g}"
-    rows = f"{found['accepted']} of these {counted(found['rows'], 'row')}"
-    chosen = " The threshold was chosen on these rows." if found["chosen_here"] else ""
-    return f"{share}: {rows} have a confidence of {found['threshold']:.3f} or more{right}.{chosen}"

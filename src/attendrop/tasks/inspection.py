@@ -73,42 +73,27 @@ _GROUP = re.compile(
     re.IGNORECASE,
 )
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
-# Columns that are read together.
-_PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body"))
 _LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
-_LEAST_GROUPS = 10  # fewer values, such as languages, are no sample
 _MANY_CLASSES = 30
-_LETTERS = frozenset("ABCDEFGH")  # of the correct choice
-_LEAST_TOLD = 10  # rows
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
 _MOST_VALUES, _MOST = 1000, 0.8
 # Items of a vector in a text, such as "[0. 1.]" or "0;1", and what NumPy and PyTorch print around them.
-_THOUSANDS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 1.250 may be 1250
 _ITEM, _AROUND = re.compile(r"[^\s,;|\[\](){}'\"]+"), re.compile(r"(\w+\.)?(array|tensor)\(|dtype=[\w.]+")
-_DECISION = re.compile(r"(accept|reject|ignor|skip)(e|ed|ped)?", re.I)
 
 # Columns --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its likely role, empty if none, and what its values are.
-
-    Attributes:
-        distinct: Different values.
-        rows: Rows with a value.
-        missing: Rows without one.
-        most: Rows of the most frequent value.
-        words: Words of a value, on average.
-    """
+    """A column: its likely role, empty if none, and what its values are."""
 
     name: str
     role: str
-    distinct: int
-    rows: int
-    missing: int
-    most: int
-    words: float
+    distinct: int  # different values
+    rows: int  # with a value
+    missing: int  # rows without one
+    most: int  # rows of the most frequent value
+    words: float  # of a value, on average
 
 
 def describe(table: Table, name: str) -> Column:
@@ -128,7 +113,7 @@ def describe(table: Table, name: str) -> Column:
         role = SPLIT
     elif (
         _named(name, ID) and words < _LONG_TEXT and (2 * distinct >= rows or name.lower() in ("id", "uuid", "guid"))
-    ) or (distinct == rows > 9 and words <= 1 and not _has_decimals(islice(counts, _MOST_VALUES))):
+    ) or (distinct == rows > 9 and words <= 1 and "decimal" not in _number_forms(islice(counts, _MOST_VALUES))):
         role = ID
     elif words >= _LONG_TEXT and distinct > rows / 2:
         role = TEXT
@@ -159,7 +144,7 @@ def tells_label(values: Iterable[Any], labels: Iterable[Any]) -> bool:
     pairs = [row for row in rows if not {"", "nan", "NaN"} & {*row}]
     found = dict(pairs)
     least = 2 if len(set(found.values())) == len(found) else 5
-    several, enough = len(set(found.values())) > 1, len(pairs) >= max(_LEAST_TOLD, least * len(found))
+    several, enough = len(set(found.values())) > 1, len(pairs) >= max(10, least * len(found))
     return several and enough and len(set(pairs)) == len(found)
 
 
@@ -169,31 +154,21 @@ def _number_forms(values: Iterable[Any]) -> set[str]:
     return forms if forms <= {"decimal", "whole"} else set()
 
 
-def _has_decimals(values: Iterable[Any]) -> bool:
-    """Return whether values are numbers, at least one of them with a decimal fraction."""
-    return "decimal" in _number_forms(values)
-
-
 def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Sequence[str]) -> list[str]:
     """Guess the column of the labels: by its name, or its form, otherwise the last with few short values or a source.
 
-    A number to predict may have many values. Names that may be of something else do not decide alone.
-
-    Returns all that the same rule finds, the likeliest first.
+    A number to predict may have many values. Names that may be of something else do not decide alone. All that the same
+    rule finds are returned, the likeliest first.
     """
     others = [column for name, column in columns.items() if name not in text_columns]
     # Answers of a survey may be longer than most names, but not than its texts.
     longest = min(_LONG_NAME, max((each.words for each in columns.values()), default=0))
-    few = [each for each in reversed(others) if each.distinct > 1 and each.words < max(longest, _LONG_TEXT)]
-    few = [
-        each
-        for each in few
-        if each.distinct <= max(10, each.rows / 5)
-        or (
-            not (_named(each.name, ID) or _GROUP.fullmatch(each.name))
-            and (each.distinct <= each.rows / 2 or _has_decimals(_some(table, each.name)))
-        )
-    ]
+    few: list[Column] = []
+    for each in reversed(others):
+        if each.distinct > 1 and each.words < max(longest, _LONG_TEXT):
+            own = not (_named(each.name, ID) or _GROUP.fullmatch(each.name))
+            many = each.distinct <= each.rows / 2 or "decimal" in _number_forms(_some(table, each.name))
+            few += [each] if each.distinct <= max(10, each.rows / 5) or (own and many) else []
     few.sort(key=lambda each: each.words >= _LONG_TEXT)
     named = [each for each in others if _named(each.name.rpartition(".")[2], LABEL) and each.rows]
     formed = [each for each in others if are_spans(_some(table, each.name)) or vector_names(table, each.name, {})]
@@ -204,15 +179,11 @@ def _label_columns(table: Table, columns: Mapping[str, Column], text_columns: Se
             values = list(map(written, _some(table, each.name)))
             marks = all(yes_or_no(value) is not None for value in values)
             named += [each] if marks or any(number_form(value) == "text" for value in values) else []
-    guesses = (named, formed, usual, sources)
-    return list(dict.fromkeys(each.name for each in next(filter(None, guesses), [])))
+    return list(dict.fromkeys(each.name for each in next(filter(None, (named, formed, usual, sources)), [])))
 
 
 def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str | None) -> list[tuple[str, ...]]:
-    """Guess the columns of the texts: lists of words, two whose names belong together, otherwise the longest.
-
-    Returns all that the same rule finds, the likeliest first.
-    """
+    """Guess the columns of the texts, the likeliest first: lists of words, two that belong together, or the longest."""
     labels = set(label_columns(list(columns), label_column))
     words = {name: column.words for name, column in columns.items() if name not in labels}
     begins = {name: listed(next(iter(_some(table, name, 1)), None)) for name in words if _named(name, WORDS)}
@@ -221,13 +192,12 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
     texts = [name for name in words if columns[name].role == TEXT]
     lower, alike = {name.lower(): name for name in texts}, Counter(name[:-1] for name in texts)
     for first in texts:
-        for one, other in (("1", "2"), ("a", "b"), ("A", "B")):
-            second = f"{first[:-1]}{other}"
-            if first.endswith(one) and second in texts and alike[first[:-1]] == 2:  # more than two may be choices
-                return [(first, second)]
-        for pair in _PAIRS:
-            if first.lower() == pair[0] and pair[1] in lower:
-                return [(first, lower[pair[1]])]
+        second = first[:-1] + {"1": "2", "a": "b", "A": "B"}.get(first[-1:], first[-1:])
+        if second != first and second in texts and alike[first[:-1]] == 2:  # more than two may be choices
+            return [(first, second)]
+        for one, other in (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body")):
+            if first.lower() == one and other in lower:
+                return [(first, lower[other])]
     texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
     # Words such as queries.
     own = [name for name in words if columns[name].role in ("", SOURCE, ID) and not _number_forms(_some(table, name))]
@@ -319,29 +289,24 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     are numbers, by their type or all of them with "auto" but for missing ones, ``0,5`` is 0.5 in a file separated by
     semicolons, as spreadsheets write it, unless others have points.
     """
-    if column is None:
-        return table
-    columns = [column] if column in table.columns else label_columns(table.columns, column)
+    columns = [str(column)] if column in table.columns else label_columns(table.columns, column)
     is_one = len(columns) == 1
-    if is_one and column not in table.columns:
+    if column is None or (is_one and column not in table.columns):
         return table
-    names = columns
-    if is_one:
-        names = vector_names(table, column, meanings) if label_type in ("auto", "labels") else []
-    if names:
+    read_vectors = is_one and label_type in ("auto", "labels")
+    names = vector_names(table, column, meanings) if read_vectors else [] if is_one else columns
 
-        def marked(*values: Any) -> list[str]:
-            found = _vector(values[0]) if is_one else list(map(yes_or_no, values))
-            if len(found) != len(names) or (is_one and None in found):
-                shown = written(values[0])[:60]
-                raise BadValue(f"{shown!r} is no vector of {len(names)} zeros and ones, one for each name")
-            if None in found:
-                place = found.index(None)
-                says = "does not say whether the row has this label; write 0 or 1"
-                raise BadValue(f"{values[place]!r} {says}", place)
-            return [name for name, is_so in zip(names, found, strict=True) if is_so]
+    def marked(*values: Any) -> list[str]:
+        found = _vector(values[0]) if is_one else list(map(yes_or_no, values))
+        if len(found) != len(names) or (is_one and None in found):
+            shown = written(values[0])[:60]
+            raise BadValue(f"{shown!r} is no vector of {len(names)} zeros and ones, one for each name")
+        if None in found:
+            wrong = values[place := found.index(None)]
+            raise BadValue(f"{wrong!r} does not say whether the row has this label; write 0 or 1", place)
+        return [name for name, is_so in zip(names, found, strict=True) if is_so]
 
-        table = table.read(columns, marked, bad, column)
+    table = table.read(columns, marked, bad, column) if names else table
 
     def meaning(value: Any, several: bool) -> Any:
         for label in (written(value), class_name(value)):  # drafts have 1 for 1.0
@@ -431,9 +396,9 @@ def read_meanings(
 def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: str) -> tuple[str, str]:
     """Recognise the type of labels, as they are meant, one of ``LABEL_TYPES``; warn of words for what is not there.
 
-    Labels are tags if texts are lists of words, entities if most labels are lists of spans of characters, several
-    labels if they are lists, and not names in other rows, numbers if at least one, in any table, has a decimal fraction
-    or an exponent, otherwise classes, words also if each has a single row. The training rows come first.
+    Labels are tags if texts are lists of words, entities if most are lists of spans of characters, several labels if
+    they are lists, numbers if at least one has a decimal fraction or an exponent, otherwise classes. The training rows
+    come first.
 
     Returns:
         The type, and why it is unclear, a sentence; empty if it is not.
@@ -445,10 +410,12 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
     if holds_spans(train, text_columns, column):
         return "spans", ""
     first: dict[bool, str] = {}  # where a list or an object is first, and a name or a number
+    found: dict[str, str] = {}  # where each label is first
     for table in tables:
         for place, value in zip(table.places, table.column(column), strict=True):
             if (label := written(value)).lower() not in ("", "nan"):
                 first.setdefault(isinstance(parsed(value), list | dict), f"{label[:60]!r} ({table.path}, {place})")
+                found.setdefault(label, f"{label!r} ({table.path}, {place})")
     several = listed(next(filter(written, values), next((each for each in values if each is not None), None)))
     if len(first) > 1:
         unclear = (
@@ -458,11 +425,6 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
         return "class" if several is None else "labels", unclear
     if several is not None:
         return "labels", ""
-    found: dict[str, str] = {}  # where each label is first
-    for table in tables:
-        for place, label in zip(table.places, map(written, table.column(column)), strict=True):
-            if label.lower() not in ("", "nan"):
-                found.setdefault(label, f"{label!r} ({table.path}, {place})")
     if column in found:
         warnings.warn(
             f"column {column!r}: the label {found[column]} is also the name of the column; if the file has no header, "
@@ -485,14 +447,14 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
             f"{said('mix numbers')}, such as {numeric[0]}, with text, such as {text[0]}; correct them, or set "
             f"{classes} if they are classes, or --label-type number with --skip-bad-rows to leave out what is none."
         )
-    elif forms["decimal"] and all(_THOUSANDS.fullmatch(each) for each in found if number_form(each) == "decimal"):
-        if any("." not in each for each in found if number_form(each) == "whole"):
+    elif forms["decimal"]:
+        decimals = (each for each in found if number_form(each) == "decimal")  # 1.250 may be 1250
+        points = all(re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", each) for each in decimals)
+        if points and any("." not in each for each in found if number_form(each) == "whole"):
             unclear = (
                 f"{said(', '.join(forms['decimal'][:3]))} may have points between thousands, as others have no point; "
                 f"{HOW_TO_WRITE}, or set --label-type number if they are decimals."
             )
-    elif forms["decimal"]:
-        pass
     elif len(names) > _MANY_CLASSES and not text:
         unclear = (
             f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
@@ -533,27 +495,14 @@ def _classes_or_nothing(values: Sequence[Any]) -> list[str]:
     return [known[value] if isinstance(value, str) else read(value) for value in values]
 
 
-def _one_each(tables: Sequence[Table], column: str) -> str:
-    """Say that labels which are written as lists have one name each, and may be classes; empty otherwise."""
-    values = [value for table in tables if column in table.columns for value in table.column(column)]
-    lists = [listed(value) for value in values if written(value)]
-    if not lists or any(each is None or len(each) != 1 for each in lists):
-        return ""
-    return (
-        f"column {column!r}: each row has one label, in a list; set --label-type class if no row has several, or none, "
-        "which such a model predicts more surely, otherwise labels."
-    )
-
-
 def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str, int]:
     """Count the rows of each class or label, the most frequent first; none if the labels are something else."""
     if column is None or label_type not in ("class", "labels"):
         return {}
     values = table.column(column)
-    if label_type == "labels":
-        names = [name for value in values for name in label_names(value)]
-    else:
-        names = _classes_or_nothing(values)
+    names = (
+        list(chain.from_iterable(map(label_names, values))) if label_type == "labels" else _classes_or_nothing(values)
+    )
     return dict(Counter(filter(None, names)).most_common())
 
 
@@ -610,7 +559,8 @@ def check_form(
         )
     decisions = set(map(str, _some(table, "answer"))) if "answer" in table.columns else set[str]()
     rejected = [each for each in sorted(decisions) if not each.lower().startswith("accept")]
-    if rejected and (guessed or "answer" not in columns) and all(map(_DECISION.fullmatch, decisions)):
+    decided = all(re.fullmatch("(accept|reject|ignor|skip)(e|ed|ped)?", each, re.IGNORECASE) for each in decisions)
+    if rejected and decided and (guessed or "answer" not in columns):
         raise AttendropError(
             f"{table.path} is an export of annotations: 'answer' says which rows an annotator accepted, and labels of "
             f"{rejected[0]!r} rows may be wrong; keep the accepted rows, with the names of their labels in a column, "
@@ -618,7 +568,6 @@ def check_form(
         )
     if label_type not in ("auto", "labels", "tags"):  # classes that are asked for have any names
         return
-    of_words = any(lists) or label_type == "tags"
     for name in columns or table.columns:
         where = f"{table.path}, column {name!r}"
         values = [value for value in _some(table, name) if value not in ([], "[]", {}, "{}")]
@@ -633,7 +582,7 @@ def check_form(
         if label_type == "auto" and holds_spans(table, text_columns, name):
             continue
         forms = list(map(_form, values))
-        for form in (_OBJECTS,) if of_words else _REMEDIES:
+        for form in (_OBJECTS,) if any(lists) or label_type == "tags" else _REMEDIES:
             if forms and forms.count(form) >= _MOST * len(forms):
                 example = written(values[forms.index(form)])
                 shown = example if len(example) <= 60 else f"{example[:60]}..."
@@ -701,7 +650,8 @@ class Inspection:
         for column in self.columns:
             name, used = column.name, column.role == LABEL or column.name in self.text_columns
             named = _GROUP.fullmatch(name) or _named(name, ID) or _named(name, SOURCE)
-            several = _LEAST_GROUPS <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
+            # Fewer values than ten, such as languages, are no sample.
+            several = 10 <= column.distinct <= 0.8 * column.rows and column.most <= column.rows / 2
             known = self.evaluated is None or name in self.evaluated.columns
             if named and several and known and not used and column.words < _LONG_TEXT:
                 found.append(column)
@@ -788,7 +738,7 @@ class Inspection:
             said["text_columns"] = f"The texts may also be in {others}: name their columns with --text-columns."
         rest = [each for each in self.columns if each.role in ("", TEXT) and each.name not in self.text_columns]
         answers = [each.name for each in rest if each.distinct > each.rows / 2]
-        if self.label_type == "class" and len(answers) >= len(self.labels) > 2 and _LETTERS.issuperset(self.labels):
+        if self.label_type == "class" and len(answers) >= len(self.labels) > 2 and set("ABCDEFGH") >= {*self.labels}:
             read = ",".join([*self.text_columns, *answers])
             said["choices"] = f"If the labels are those of choices: --text-columns {read!r} --label-type choice."
         if self.unclear:
@@ -868,7 +818,13 @@ def inspect_files(
         if label_column is not None and kind == "auto":
             kind, unclear = label_type_of(found, texts, label_column)
             if kind == "labels" and not unclear:
-                unclear = _one_each([table, *evaluated], label_column)
+                own = [each.column(label_column) for each in (table, *evaluated) if label_column in each.columns]
+                lists = [listed(value) for value in chain(*own) if written(value)]
+                if lists and all(each is not None and len(each) == 1 for each in lists):
+                    unclear = (
+                        f"column {label_column!r}: each row has one label, in a list; set --label-type class if no "
+                        "row has several, or none, which such a model predicts more surely, otherwise labels."
+                    )
     for name in label_columns(list(columns), label_column):
         columns[name] = replace(describe(found[0], name), role=LABEL)
     columns |= {name: replace(columns[name], role=TEXT) for name in texts}

@@ -27,9 +27,7 @@ from attendrop.tasks.types.base import Array, TaskType, row_array
 PREDICTIONS = "dev_predictions.parquet"
 # Number of blocks of a jackknife: a standard error from n blocks is itself uncertain by 1 / sqrt(2n), here 7 %.
 BLOCKS = 100
-# A column with fewer different texts than this, such as one prompt for all rows, does not say which belong together.
-_LEAST_GROUPS = 5
-# Names of metrics in the field, and those of scikit-learn's scorers. Some kinds of tasks have further ones.
+# Names of metrics in the field, beside scikit-learn's. Some kinds of tasks have further ones.
 ALIASES = {
     **{f"{average}_f1": f"f1_{average}" for average in ("macro", "micro", "weighted")},
     **dict.fromkeys(("mcc", "matthews", "matthews_corrcoef"), "matthews_correlation"),
@@ -62,9 +60,9 @@ def with_metric(task: Task, name: str) -> Task:
 def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float]:
     """Compute all metrics of the task, ``task.metric`` first.
 
-    Accuracy, F1 (of class 1; ``f1_macro``: mean over the classes that occur among the true or the predicted ones, as in
-    scikit-learn; of several labels per row, over all labels), Matthews, Pearson and Spearman are fractions, not
-    percentages. A score that is undefined, such as the correlation with a constant, is 0.0, not NaN.
+    F1 is of class 1; ``f1_macro`` the mean over the classes that occur among the true or the predicted ones, as in
+    scikit-learn; of several labels per row, over all labels. Scores are fractions, not percentages. One that is
+    undefined, such as the correlation with a constant, is 0.0, not NaN.
 
     Outputs have one entry per row, such as logits ``(rows, classes)``; labels are those of :meth:`TaskType.references`.
 
@@ -100,11 +98,11 @@ def label_mapping(task: Task, task_type: TaskType) -> list[int] | None:
     own = set(task_type.label_names)
     if own and own == set(task.label_names) and task_type.fits(task.type):
         return [task.label_names.index(name) for name in task_type.label_names]
+    for reading in task.readings:
+        if own == set(reading):
+            return [task.label_names.index(reading[name]) for name in task_type.label_names]
     if not task.readings:
         return None
-    for reading in task.readings:
-        if set(task_type.label_names) == set(reading):
-            return [task.label_names.index(reading[name]) for name in task_type.label_names]
     known = "; or ".join(", ".join(names) for names in (task.label_names, *task.readings))
     classes = ", ".join(task_type.label_names) or task_type.predicts
     raise AttendropError(f"{task.name} scores models with the classes {known}. This model's are: {classes}.")
@@ -139,21 +137,15 @@ def group_scores(task: Task, outputs: Array, labels: Array, groups: Mapping[str,
 
 @dataclass(frozen=True)
 class RowScores:
-    """A score, divided among its evaluation rows.
+    """A score, divided among its evaluation rows."""
 
-    Attributes:
-        values: One for each row, whether it is right; or for each block of rows, the jackknife's pseudo-value.
-        rows: Number of rows.
-        data: Hash of the rows; only scores on the same rows can be paired.
-        numbers: The group of each row, from 0, where rows are right or wrong and several belong together.
-        groups: Number of groups of rows, or of rows where none belong together; 0 if not known, as in older runs.
-    """
-
-    values: Array
-    rows: int
-    data: str
-    numbers: Array | None = None
-    groups: int = 0
+    values: Array  # for each row, whether it is right; or for each block of rows, the jackknife's pseudo-value
+    rows: int  # their number
+    data: str  # hash of the rows; only scores on the same rows can be paired
+    numbers: Array | None = (
+        None  # group of each row, from 0, where rows are right or wrong, and several belong together
+    )
+    groups: int = 0  # number of groups of rows, or of rows where none belong together; 0 if not known, as in older runs
 
     @property
     def by_unit(self) -> Array:
@@ -196,14 +188,12 @@ class RowScores:
 def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> RowScores | None:
     """Divide the score of the task's metric among the evaluation rows.
 
-    Where it is the fraction of rows that are right, these are the values, and groups of rows that belong together, if
-    there are any, are the units. Otherwise the rows are divided into up to 100 blocks of whole groups. The value of a
-    group or block is its pseudo-value ``B * score - (B - 1) * score without the block`` (Tukey, 1958; Efron and
-    Tibshirani, 1993, chapter 11): their mean is the score up to the jackknife's correction of bias, and their variance,
-    divided by B, that of the score.
-
-    Rows belong together by :func:`units_of`. Those of running text, whose neighbours are alike
-    (``TaskType.in_sequence``), are divided into consecutive blocks, unless their groups are given.
+    Where it is the fraction of rows that are right, these are the values, and groups of rows that belong together
+    (:func:`units_of`) the units. Otherwise the rows are divided into up to 100 blocks of whole groups; of running text
+    (``TaskType.in_sequence``) without given groups, into consecutive ones. The value of a group or block is its
+    pseudo-value ``B * score - (B - 1) * score without the block`` (Tukey, 1958; Efron and Tibshirani, 1993, chapter
+    11): their mean is the score up to the jackknife's correction of bias, and their variance, divided by B, that of the
+    score.
 
     Outputs and references have one entry for each of the rows, which are as they were loaded. Returns None if there are
     fewer than two independent blocks.
@@ -250,11 +240,10 @@ def independent_units(rows: Dataset, task: Task, count: int) -> Array | None:
 def units_of(rows: Dataset, task: Task) -> list[int]:
     """Number the groups of rows that belong together, from 0.
 
-    They do by :func:`attendrop.tasks.splits.groups_of`, or if they share their longest text, such as the questions
-    about one paragraph. What other columns say in front of a text does not count.
+    They do by :func:`groups_of`, or if they share their longest text, such as the questions about one paragraph.
     """
     rows = with_others(rows, joined=False)
-    columns = [column for column in zip(*task.type.texts(rows), strict=False) if len(set(column)) >= _LEAST_GROUPS]
+    columns = [column for column in zip(*task.type.texts(rows), strict=False) if len(set(column)) >= 5]  # no prompts
     longest = max(columns, key=lambda column: sum(map(len, column))) if columns else range(len(rows))
     return merged(longest, groups_of(rows, task))
 

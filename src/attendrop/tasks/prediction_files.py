@@ -36,12 +36,11 @@ logger = logging.getLogger(__name__)
 class PredictionWriter:
     """Context manager that writes predictions to a .tsv, .csv, .jsonl, .conll or .txt file, in batches.
 
-    For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``, as in the official files; for
-    STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index`` (the row's number in
-    the file, from 0) and those of the kind of task, such as ``label`` and ``probability`` (softmax of the predicted
-    class). Lists, such as tags of words, are written as in JSON, where null stands for NaN; a .conll file has a line
-    for each word: the words, and the prediction last. A .txt file has a line for each row, the prediction. The file
-    is created when the block ends without an error.
+    For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``; for others ``index`` (the row's
+    number in the file, from 0) and those of the kind of task, such as ``label`` and ``probability`` (softmax of the
+    predicted class). Lists, such as tags of words, are written as in JSON; a .conll file has a line for each word: the
+    words, and the prediction last; a .txt file a line for each row, the prediction. The file is created when the block
+    ends without an error.
 
     There is an answer to each row of the input, in their order. One that was left out has an empty one, in a .conll
     file a sentence of the word "_"; where invalid rows are skipped, the column ``skipped`` of tables says why.
@@ -80,9 +79,10 @@ class PredictionWriter:
         self.probabilities, self.keep_columns, self.accept = probabilities, keep_columns, accept
         self.format = output_format(path, format)
         if task.name in GLUE and (probabilities or keep_columns):
-            raise AttendropError(
+            said = (
                 f"A submission of {task.name} has the columns index and prediction; give your own file to add others."
             )
+            raise AttendropError(said)
         if probabilities:
             task.type.check_probabilities()
         if self.format == "txt" and (probabilities or keep_columns):
@@ -111,13 +111,11 @@ class PredictionWriter:
             added = with_acceptance(added, outputs, self.accept)
         added = [row | {SKIPPED: None} for row in added] if self._gives_reasons else added
         kept: Iterable[dict[str, Any]] = ({"index": number} for number in numbers)
-        as_input = (table is not None and self.keep_columns) or self.format == "conll"
-        if as_input:
-            names, rows = task_type.inputs_in(columns), list[Any]()
-            if table is not None and self.keep_columns:
-                names, rows = table.own_columns, table.values(table.own_columns)
-            rows = rows or list(zip(*(columns[name][:] for name in names), strict=True))
-            kept = (dict(zip(names, row, strict=True)) for row in rows)
+        own = table.own_columns if table is not None and self.keep_columns else []
+        if own or self.format == "conll":
+            names = own or task_type.inputs_in(columns)
+            values = [table.column(name) if table is not None and own else columns[name][:] for name in names]
+            kept = (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
             renamed = {task_type.answer_column: f"predicted_{task_type.answer_column}"}
             added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
         found = []
@@ -135,11 +133,11 @@ class PredictionWriter:
         found = []
         for number in sorted(number for number in self._bad.left_out if before is None or number < before):
             left_out, row = self._bad.left_out.pop(number), dict[str, Any].fromkeys(columns)
+            given = left_out.row
+            given = given if isinstance(given, dict) else dict(zip(self._fields, given, strict=False))
             if self.format != "conll" and not self.keep_columns:
                 row[next(iter(row))] = number
             elif self.format != "conll":
-                given = left_out.row
-                given = given if isinstance(given, dict) else dict(zip(self._fields, given, strict=False))
                 row |= {name: value for name, value in given.items() if name in row}
             found.append((number, row | ({SKIPPED: left_out.reason} if self._gives_reasons else {})))
         return found
@@ -180,17 +178,15 @@ class PredictionWriter:
                 )
             # The writer quotes cells with characters of its line ends, so that a lone carriage return is quoted, too;
             # rows end with the line feed alone.
-            lines = io.StringIO(newline="")
-            writer = csv.writer(lines, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
             for row in ([dict(zip(self._columns, self._columns, strict=True))] if begins else []) + rows:
                 cells = [_cell(row.get(name)) for name in self._columns]
                 computed = [isinstance(cell, str) and _FORMULA.match(cell) is not None for cell in cells]
                 self._formulas += sum(computed)
                 escaped = zip(cells, computed, strict=True)
+                line = io.StringIO(newline="")
+                writer = csv.writer(line, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
                 writer.writerow([f"{self._apostrophe}{cell}" if is_so else cell for cell, is_so in escaped])
-                self._file.write(lines.getvalue().removesuffix("\r\n") + "\n")
-                lines.seek(0)
-                lines.truncate()
+                self._file.write(line.getvalue().removesuffix("\r\n") + "\n")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -39,8 +39,7 @@ from attendrop.tasks.types.translation import Translation
 from attendrop.wording import counted
 
 _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
-# Where the hub keeps, as Parquet files, the data of a script, which the package datasets no longer runs.
-_CONVERTED = "refs/convert/parquet"
+_CONVERTED = "refs/convert/parquet"  # where the hub keeps data of scripts, which the package datasets no longer runs
 _SPLITS = ("train", "dev", "test")
 _NUMBER = "idx"  # column of the numbers of rows, as the hub has it
 
@@ -68,10 +67,7 @@ class Source:
     within: str | None = None  # folder of a group of tasks, which may hold the task's folder
 
     def folder(self, data_dir: str | Path | None) -> Path | None:
-        """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None if that has none.
-
-        ``data_dir`` may be the folder itself: it has its name, in which cases and dashes do not matter, or its files.
-        """
+        """Find the task's folder in ``data_dir``, or as it, otherwise in ``$ATTENDROP_DATA``; None if that has none."""
         given = data_dir or os.environ.get("ATTENDROP_DATA")
         if not given:
             return None
@@ -84,9 +80,9 @@ class Source:
         for folder in (*children, root):
             if folder.is_dir() and folder.name.lower().replace("-", "") in wanted:
                 return folder
-        files = [name for split in self.file_names.values() for names in split for name in names]
         if not data_dir:
             return None
+        files = [name for split in self.file_names.values() for names in split for name in names]
         if any(any(root.glob(file)) for file in files):
             return root
         name = self.folders[0]
@@ -121,10 +117,7 @@ class Source:
         return tables
 
     def dataset(self, tables: Iterable[Table], columns: tuple[str, ...], split: str) -> Dataset:
-        """Make a data set of tables, without pairs with an empty translation; raise AttendropError for a wrong label.
-
-        Labels of test rows may be missing, or -1 as on the hub.
-        """
+        """Make a data set of tables, without empty translations; refuse wrong labels, but for missing ones of tests."""
         task_type, is_test, number, rows = self.task.type, split.startswith("test"), -1, list[dict[str, Any]]()
         classes = (self.task.label_names, self.labels) if self.labels else ()  # the hub has the names
         ids = {label: place for names in classes for place, label in enumerate(names)}
@@ -162,7 +155,7 @@ def read_tabbed(
     groups: tuple[str, ...] = (),
     tests_have_labels: bool = False,
 ) -> Iterator[Table]:
-    """Read a file with tabs and without quoting, whose lines end with a line feed only; columns are found by name.
+    """Read a file with tabs and without quoting; columns are found by name.
 
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a file without labels: a submission needs every row.
@@ -192,14 +185,13 @@ def read_tabbed(
     if broken and (not labelled or len(broken) > count * _BROKEN_SHARE):
         raise AttendropError(f"{path}, {broken[0]}; {len(broken)} of {count} rows are broken; download the file again.")
     if broken:
-        skipped = f"skipped {len(broken)} broken rows of {count}, the first at {broken[0]}"
-        warnings.warn(f"{path}: {skipped}.", stacklevel=5)
+        said = f"{path}: skipped {len(broken)} broken rows of {count}, the first at {broken[0]}."
+        warnings.warn(said, stacklevel=5)
     yield from tables_of(path, [*columns, *groups, *([_NUMBER] if index in names else [])], rows)
 
 
 # GLUE (Wang et al., 2019) --------------------------------------------------------------------------------------------
 
-_HIGHEST = 5  # of the numbers of STS-B
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_FILES = {
     "train": "train.tsv",
@@ -229,10 +221,9 @@ def _glue(
     ``hub_texts`` the columns of texts if the hub calls them so. Models are selected by the first metric.
     """
     name, (metric, *others) = folder.lower().replace("-", ""), metrics
+    task_type = Classification(class_names or labels) if labels else Regression()
     return Source(
-        Task(
-            name, Classification(class_names or labels) if labels else Regression(), texts, metric, about, tuple(others)
-        ),
+        Task(name, task_type, texts, metric, about, tuple(others)),
         (folder,),
         {split: ((own,),) for split, own in file_names.items()},
         (*texts, label),
@@ -247,7 +238,7 @@ def _glue(
 
 def submitted(source: Source, label: float) -> str:
     """Return a prediction as submissions have it: the name of a class, or a number clamped to the range."""
-    return source.labels[int(label)] if source.labels else f"{min(max(label, 0), _HIGHEST):.3f}"
+    return source.labels[int(label)] if source.labels else f"{min(max(label, 0), 5):.3f}"  # of STS-B
 
 
 _YES_NO = ("0", "1")
@@ -358,10 +349,7 @@ def _arc_row(question: str, choices: Any, key: str) -> tuple[tuple[str, list[str
 
 
 def _read_arc(path: Path, split: str) -> Iterator[Table]:
-    """Read an official file of JSON lines, or a copy as a CSV file without a header.
-
-    Of the copy, questions whose correct choice it lost are left out, with a warning.
-    """
+    """Read an official file of JSON lines, or a copy as CSV without header, whose questions may lack their answer."""
     if path.suffix != ".csv":
         yield read_table(path)
         return
@@ -380,22 +368,18 @@ def _read_arc(path: Path, split: str) -> Iterator[Table]:
 def _arc(name: str, about: str, *sets: str) -> Source:
     """Make a task of one or both sets; the development set of a copy is called test."""
     copies = {"train": ("arc_{}_dev.csv",), "dev": ("arc_{}_test.csv",), "test": ()}
+    files = {
+        split: tuple(
+            (f"**/ARC-{each}-{split.capitalize()}.jsonl", *(copy.format(each.lower()) for copy in copies[split]))
+            for each in sets
+        )
+        for split in _SPLITS
+    }
     return Source(
         Task(name, MultipleChoice(_LETTERS), ("question", "choices"), "accuracy", about),
-        ("arc", "arcv1feb20182"),
-        {
-            split: tuple(
-                (f"**/ARC-{each}-{split.capitalize()}.jsonl", *(copy.format(each.lower()) for copy in copies[split]))
-                for each in sets
-            )
-            for split in _SPLITS
-        },
-        _ARC_COLUMNS,
-        _read_arc,
-        _arc_row,
-        tuple(("allenai/ai2_arc", f"ARC-{each}") for each in sets),
-        ("question", "choices", "answerKey"),
-    )
+        ("arc", "arcv1feb20182"), files, _ARC_COLUMNS, _read_arc, _arc_row,
+        tuple(("allenai/ai2_arc", f"ARC-{each}") for each in sets), ("question", "choices", "answerKey"),
+    )  # fmt: skip
 
 
 _CHOICE_TASKS = (
@@ -415,14 +399,12 @@ _CHOICE_TASKS = (
 
 # Tags of words: entities of CoNLL-2003, parts of speech of the Penn Treebank and of Universal Dependencies ------------
 
-# Numbers of the first and the last file of the Wall Street Journal; the sample has wsj_0001 to wsj_0199.
-_PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
-
 
 def _read_tagged(path: Path, split: str, parts: Mapping[str, tuple[int, int]] | None = None) -> Iterator[Table]:
     """Read words, and their tags, from the first and the last column.
 
-    ``parts``: of a split, only sentences of some files of the Wall Street Journal, which comments name.
+    ``parts``: the sentences of a split are those of some files of the Wall Street Journal, which comments name, from
+    the first to the last number, such as wsj_0001.
     """
     rows = list[tuple[int, int, list[Any]]]()
     with text_lines(path) as lines:
@@ -444,14 +426,10 @@ def _tagged_row(words: Sequence[str], tags: Sequence[str]) -> tuple[tuple[list[s
 
 _ENTITIES = ("O", *(f"{prefix}-{of}" for of in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
 _PTB_TAGS = (
-    *("CC", "CD", "DT", "EX", "FW", "IN", "JJ", "JJR", "JJS", "LS", "MD", "NN", "NNP", "NNPS", "NNS", "PDT", "POS"),
-    *("PRP", "PRP$", "RB", "RBR", "RBS", "RP", "SYM", "TO", "UH", "VB", "VBD", "VBG", "VBN", "VBP", "VBZ", "WDT", "WP"),
-    *("WP$", "WRB", "#", "$", "''", ",", "-LRB-", "-RRB-", ".", ":", "``"),
+    "CC CD DT EX FW IN JJ JJR JJS LS MD NN NNP NNPS NNS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN VBP "
+    "VBZ WDT WP WP$ WRB # $ '' , -LRB- -RRB- . : ``"
 )
-_UPOS = (
-    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ"),
-    *("SYM", "VERB", "X"),
-)
+_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
 _TAG_TASKS = (
     Source(
         Task(
@@ -468,15 +446,15 @@ _TAG_TASKS = (
     ),
     Source(
         Task(
-            "ptb-pos", TokenClassification(_PTB_TAGS), (WORDS,), "accuracy",
+            "ptb-pos", TokenClassification(tuple(_PTB_TAGS.split())), (WORDS,), "accuracy",
             "parts of speech, sample of the Penn Treebank", ("f1_macro",),
         ),
         ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)), (WORDS, TAGS),
-        partial(_read_tagged, parts=_PTB_SPLITS), _tagged_row,
+        partial(_read_tagged, parts={"train": (1, 159), "dev": (160, 179), "test": (180, 199)}), _tagged_row,
     ),
     Source(
         Task(
-            "ud", TokenClassification(_UPOS), (WORDS,), "accuracy",
+            "ud", TokenClassification(tuple(_UPOS.split())), (WORDS,), "accuracy",
             "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",),
         ),
         ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}, (WORDS, "upos"),
@@ -498,19 +476,18 @@ def _wmt(source: str, target: str) -> Source:
         Task(f"wmt16-{source}-{target}", Translation(), (source,), metric, about, tuple(others)),
         (f"{target}{source}", f"{source}{target}"),
         {split: tuple(tuple(f"{name}.{code}" for name in found) for code in both) for split, found in names.items()},
-        (SOURCE, TARGET),
-        hub=(("wmt/wmt16", "-".join(sorted(both, key=lambda code: code == "en"))),),
-        hub_columns=(f"translation.{source}", f"translation.{target}"),
-        within="wmt16",
-    )
+        (SOURCE, TARGET), hub=(("wmt/wmt16", "-".join(sorted(both, key=lambda code: code == "en"))),),
+        hub_columns=(f"translation.{source}", f"translation.{target}"), within="wmt16",
+    )  # fmt: skip
 
 
 _TRANSLATION_TASKS = tuple(_wmt(*pair) for other in ("ro", "tr") for pair in (("en", other), (other, "en")))
 
 # Registry -------------------------------------------------------------------------------------------------------------
 
-_OTHERS = (*_TAG_TASKS, *_CHOICE_TASKS, *_TRANSLATION_TASKS, *_TEXT_TASKS)
-_SOURCES: dict[str, Source] = GLUE | {source.task.name: source for source in _OTHERS}
+_SOURCES: dict[str, Source] = GLUE | {
+    source.task.name: source for source in (*_TAG_TASKS, *_CHOICE_TASKS, *_TRANSLATION_TASKS, *_TEXT_TASKS)
+}
 
 
 def task_names() -> list[str]:
@@ -538,9 +515,8 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
 
     Args:
         name: Name of the task.
-        data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
-            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``, ``wmt16/tr-en``), or is that folder.
-            By default, ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
+        data_dir: A folder with the official files: it contains the folder of the task (such as ``glue/RTE`` or ``RTE``,
+            ``ud``, ``wmt16/tr-en``), or is it. By default, ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
         splits: "dev" also loads, where present, "dev_mismatched" of MNLI (likewise "test_mismatched" with "test").
 
     Raises:
@@ -548,21 +524,20 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
             be reached.
     """
     source, found = _SOURCES[get_task(name).name], dict[str, Dataset]()
+    names = source.file_names
     for split in splits:
-        check_known(
-            split, source.file_names, f"{name} has no split {split!r}", f"it has {', '.join(source.file_names)}"
-        )
+        check_known(split, names, f"{name} has no split {split!r}", f"it has {', '.join(names)}")
     folder = source.folder(data_dir)
-    mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.file_names]
+    mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in names]
     for split in dict.fromkeys([*splits, *mismatched]):
         if folder is None:
             found[split] = source.dataset(source.tables_of_hub(split), source.hub_columns or source.columns, split)
             continue
         paths = source.files(folder, split)
-        if len(paths) < len(source.file_names[split]):
+        if len(paths) < len(names[split]):
             if split in mismatched and split not in splits:
                 continue
-            file = f"file of {name} {split}, such as {source.file_names[split][0][0]!r}"
+            file = f"file of {name} {split}, such as {names[split][0][0]!r}"
             raise AttendropError(f"the folder {str(folder)!r} has no {file}.")
         if source.task.type.generates:  # a text and its translation are in the same lines of two files
             paths = [Path(",".join(map(str, paths)))]

@@ -1,9 +1,4 @@
-"""Few-shot samples, subsets and held-out rows, determined by a seed; rows that belong together; how alike rows are.
-
-Rows are held out at random, stratified by class; or, to measure a shift, as groups unlike the others, or as the last
-values of a column. Rows that belong together, those of one customer or thread, and those of nearly the same text, are
-always in the same part, and they, not rows, are the units of what a comparison says of new rows.
-"""
+"""Few-shot samples, subsets and held-out rows, determined by a seed; rows that belong together; how alike rows are."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,23 +34,13 @@ if TYPE_CHECKING:
     from attendrop.tasks.base import Task
 
 logger = logging.getLogger(__name__)
-# Number of classes of too few rows that warnings name.
-_SHOWN = 5
-# Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
-_DIRECTIONS = 64
 # Rows whose likeness is looked at, at most: comparing all rows takes the square of their number.
 _SAMPLE = 2000
 # Column of the rows with the values of ``group_column`` as text; empty where a row belongs to no group.
 GROUP = "group_values"
 # Cosine of TF-IDF vectors from which texts are nearly the same: about one word in ten differs.
 _NEARLY_THE_SAME = 0.9
-# Maximum number of different texts that are compared, and of nonzero entries that are multiplied at a time.
-_MOST_COMPARED = 20_000
-_AT_A_TIME = 4_000_000
-# If near-duplicates leave fewer groups, as where one template makes all texts, they say nothing of what is alike.
-_LEAST_GROUPS = 5
-# Words; letters of scripts without spaces are words of their own, so that pairs of words are pairs of letters.
-_TERM = rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{MARKS}])+"
+_AT_A_TIME = 4_000_000  # nonzero entries that are multiplied
 
 
 def groups_of(rows: Dataset, task: Task) -> list[int]:
@@ -66,7 +52,8 @@ def groups_of(rows: Dataset, task: Task) -> list[int]:
     texts = task.type.texts(rows)
     known = [texts, given_groups(rows)] if GROUP in rows.column_names else [texts]
     numbers = merged(*known, near_duplicates(["\n".join(parts) for parts in texts]))
-    return numbers if max(numbers, default=0) + 1 >= _LEAST_GROUPS else merged(*known)
+    # If these leave fewer groups, as where one template makes all texts, they say nothing of what is alike.
+    return numbers if max(numbers, default=0) + 1 >= 5 else merged(*known)
 
 
 def given_groups(rows: Dataset) -> list[Hashable]:
@@ -100,7 +87,7 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
     """
     words = list(map(same_text, texts))
     found, known = numbered(words), list(dict.fromkeys(words))
-    if not 1 < len(known) <= _MOST_COMPARED:
+    if not 1 < len(known) <= 20_000:
         return found
     try:
         vectors = text_vectorizer().fit_transform(known).tocsr()
@@ -133,8 +120,9 @@ def near_duplicates(texts: Sequence[str]) -> list[int]:
 
 
 def text_vectorizer() -> TfidfVectorizer:
-    """Make what computes TF-IDF vectors of words and pairs of words."""
-    return TfidfVectorizer(sublinear_tf=True, token_pattern=_TERM, ngram_range=(1, 2))
+    """Make what computes TF-IDF vectors of words and pairs of words, or of letters in scripts without spaces."""
+    words = rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{MARKS}])+"
+    return TfidfVectorizer(sublinear_tf=True, token_pattern=words, ngram_range=(1, 2))
 
 
 # Samples and held-out rows -------------------------------------------------------------------------------------------
@@ -153,8 +141,8 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     for row in _shuffled(len(dataset), seed):
         rows_of[strata[row]].append(row)
     if few := [f"{len(rows)} of {name}" for name, rows in zip(names, rows_of.values(), strict=True) if len(rows) < k]:
-        more = ", ..." if len(few) > _SHOWN else ""
-        warnings.warn(f"Fewer than {k} rows, so all: {', '.join(few[:_SHOWN])}{more}.", stacklevel=2)
+        more = ", ..." if len(few) > 5 else ""
+        warnings.warn(f"Fewer than {k} rows, so all: {', '.join(few[:5])}{more}.", stacklevel=2)
     return dataset.select(sorted(row for rows in rows_of.values() for row in rows[:k]))
 
 
@@ -168,11 +156,10 @@ def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """Hold out a fraction of the rows, stratified by class; rows that belong together are in the same part.
 
-    These are rows with equal texts, with nearly the same, and those of a given group, see :func:`groups_of`; below,
-    each counts as one text. The held-out part has ``floor(fraction * rows)`` rows, but at least one for each class of
-    two or more texts; a class of a single text is kept. It has a few more where a text with several rows does not fit.
-    If no class can be split, or the kept part would lack a class, the rows are sampled without stratification, with a
-    warning. Regression is never stratified.
+    These (:func:`groups_of`) count as one text. The held-out part has ``floor(fraction * rows)`` rows, but at least one
+    for each class of two or more texts; a class of a single text is kept. It has a few more where a text with several
+    rows does not fit. If no class can be split, or the kept part would lack a class, the rows are sampled without
+    stratification, with a warning. Regression is never stratified.
 
     Returns:
         The kept and the held-out rows, both in their original order; the second is None if ``fraction`` is 0.
@@ -231,20 +218,17 @@ def _whole_texts(
         texts_of[labels[row]][texts[row]] = None
     classes_of = _classes_of(labels, texts)
     left = Counter(label for classes in classes_of.values() for label in classes)
-    held, covered, taken = set[int](), set[int](), dict[int, None]()
+    held, covered, taken = set[int](), set[int](), set[int]()
     wanted = 0  # with the classes before: rows that these have too many are not taken of the next
     for label, quota in Counter(labels[row] for row in order[:count]).items():
         wanted += quota
         smallest_first = sorted(texts_of[label], key=lambda text: len(rows_of[text]))
-        for text, must_fit in [
-            *((text, True) for text in texts_of[label]),
-            *((text, False) for text in smallest_first),
-        ]:
+        for must_fit, text in [*product([True], texts_of[label]), *product([False], smallest_first)]:
             fits = len(held) + len(rows_of[text]) <= wanted
             missing = len(held) < wanted or label not in covered
             free = text not in taken and all(left[label] > 1 for label in classes_of[text])
             if free and (fits if must_fit else missing):
-                taken[text] = None
+                taken.add(text)
                 held.update(rows_of[text])
                 covered.update(classes_of[text])
                 left.subtract(classes_of[text])
@@ -279,13 +263,11 @@ def _divided(dataset: Dataset, held: Collection[int]) -> tuple[Dataset, Dataset]
 def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Hold out rows that are unlike the others of their class.
 
-    The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
-    group is held out: among those with between half the fraction and half of the class, the one whose nearest kept rows
-    are farthest, on average over a sample of 2,000 rows of larger groups. For numbers, all rows form one class. Classes
-    with fewer texts than groups are kept. Of rows that belong together (:func:`attendrop.tasks.splits.groups_of`), all
-    are held out, or none: as many rows in all, of those with the largest shares of such rows.
-
-    ``fraction`` is about how much of each class to hold out, in (0, 0.5].
+    The rows of each class (of numbers, all rows) are divided into ``1 / fraction`` groups by k-means on their texts'
+    TF-IDF vectors, and one group is held out: among those with between half the fraction, in (0, 0.5], and half of the
+    class, the one whose nearest kept rows are farthest, on average over at most 2,000 rows. Classes with fewer texts
+    than groups are kept. Of rows that belong together (:func:`groups_of`), all are held out, or none: as many rows in
+    all, of those with the largest shares of such rows.
 
     Raises:
         AttendropError: The inputs have no words, or more than half of the classes have too few texts.
@@ -306,12 +288,25 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
         vectors = text_vectorizer().fit_transform(texts)
     except ValueError:  # of scikit-learn: an empty vocabulary
         raise AttendropError("ood needs texts that have words, to compare them by; omit it.") from None
-    directions = min(_DIRECTIONS, vectors.shape[0] - 1, vectors.shape[1] - 1)
-    if directions > 1:
-        vectors = normalize(TruncatedSVD(directions, random_state=0).fit_transform(vectors))
-    else:
-        vectors = vectors.toarray()
-    held = {row for found in enough for row in _farthest_group(vectors, found, fraction, groups, seed)}
+    directions = min(64, vectors.shape[0] - 1, vectors.shape[1] - 1)  # latent semantic analysis
+    several = directions > 1
+    vectors = (
+        normalize(TruncatedSVD(directions, random_state=0).fit_transform(vectors)) if several else vectors.toarray()
+    )
+    held: set[int] = set()
+    for own in enough:  # the rows of a class
+        labels = KMeans(groups, n_init=10, random_state=seed).fit_predict(vectors[own])
+        found: list[tuple[bool, float, list[int]]] = []
+        for group in range(groups):
+            inside = labels == group
+            size, near = int(inside.sum()), NearestNeighbors(n_neighbors=1)
+            if 0 < size <= len(own) / 2:
+                fits = size >= math.ceil(fraction * len(own) / 2)
+                sample = sorted(random.Random(seed).sample(range(size), min(size, _SAMPLE)))
+                distances, _ = near.fit(vectors[own][~inside]).kneighbors(vectors[own][inside][sample])
+                apart = float(distances.mean()) if fits else size
+                found.append((fits, apart, [own[place] for place in np.flatnonzero(inside)]))
+        held |= set(max(found)[2]) if found else set()
     numbers = groups_of(rows, task)
     if max(numbers) == 0:
         raise AttendropError("ood holds out whole groups of rows, and all rows belong to one; omit it.")
@@ -325,57 +320,33 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
     return _divided(rows, {row for row, number in enumerate(numbers) if number in whole})
 
 
-def _farthest_group(
-    vectors: np.ndarray[Any, Any], rows: Sequence[int], fraction: float, groups: int, seed: int
-) -> list[int]:
-    own = vectors[list(rows)]
-    labels = KMeans(groups, n_init=10, random_state=seed).fit_predict(own)
-    found: list[tuple[bool, float, list[int]]] = []
-    for group in range(groups):
-        inside = labels == group
-        size = int(inside.sum())
-        if not 0 < size <= len(rows) / 2:
-            continue
-        fits = size >= math.ceil(fraction * len(rows) / 2)
-        sample = sorted(random.Random(seed).sample(range(size), min(size, _SAMPLE)))
-        looked_at = own[inside][sample]
-        distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(looked_at)
-        apart = float(distances.mean())
-        found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
-    return max(found)[2] if found else []
-
-
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
     """Hold out the rows of whole values: the last in order, such as the newest of dates; numbers by value.
 
     ``values`` has the value of each row in ``column``, which is named in messages. Values are held out until their rows
     make up about the fraction; empty ones and placeholders such as "n/a" do not count as values. Texts are in
-    alphabetical order, numbers within them by value. Where groups are given (:data:`attendrop.tasks.splits.GROUP`),
-    those of held-out rows have no rows among the others: such rows are left out.
+    alphabetical order, numbers within them by value. Where groups are given (:data:`GROUP`), those of held-out rows
+    have no rows among the others: such rows are left out.
 
     Raises:
         AttendropError: All rows have the same value; no group is without held-out rows; or the order of values is not
-            clear: dates in which the year is last or the month is a word, or numbers or dates among which there are
-            others.
+            clear.
     """
     values = ["" if may_be_missing(value) else value for value in values]
     counts = Counter(values)
     if len(counts) < 2:
         raise AttendropError(f"ood-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
     held: dict[str, int] = {}
-    order = _order(column, [value for value in counts if value])
+    order, wanted = _order(column, [value for value in counts if value]), fraction * len(rows)
     for value in sorted(counts, key=lambda value: (bool(value), value and order(value)), reverse=True)[:-1]:
         taken = sum(held.values())
-        # Nearer to the fraction with this value than without it.
-        if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
+        if held and abs(taken + counts[value] - wanted) >= abs(taken - wanted):  # it is nearer without this value
             break
         held[value] = counts[value]
     many = sum(held.values()) > len(rows) / 2
-    left = "; less than half are left to train on" if many else ""
-    logger.log(
-        logging.WARNING if many else logging.INFO,
-        f"Held out by column {column}: {counts_of(held)} of {len(rows)} rows{left}.",
-    )
+    said = f"Held out by column {column}: {counts_of(held)} of {len(rows)} rows"
+    tell = logger.warning if many else logger.info
+    tell(f"{said}; less than half are left to train on." if many else f"{said}.")
     out = {row for row, value in enumerate(values) if value in held}
     if GROUP not in rows.column_names:
         return _divided(rows, out)
@@ -398,8 +369,6 @@ _UNORDERED = re.compile(
     r"july?|aug(ust)?|sept?(ember)?|(octo|novem|decem)ber|oct|nov|dec)\b",
     re.IGNORECASE,
 )
-# As in Q1 2024 and 03.2024, of several years.
-_YEAR_LAST = re.compile(r"((?:(?!(?:19|20)\d\d).)*\D)((?:19|20)\d\d)\s*")
 
 
 def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
@@ -417,7 +386,8 @@ def _order(column: str, values: Sequence[str]) -> Callable[[str], Any]:
                 "is not clear; correct or empty it."
             )
     unclear = [value for value in values if _UNORDERED.match(value)] if len(numbers) < len(values) else []
-    ends = [end for value in values if (end := _YEAR_LAST.fullmatch(value))]
+    # As in Q1 2024 and 03.2024, of several years.
+    ends = [end for value in values if (end := re.fullmatch(r"((?:(?!(?:19|20)\d\d).)*\D)((?:19|20)\d\d)\s*", value))]
     if min(len({end[1] for end in ends}), len({end[2] for end in ends})) > 1:
         unclear = max(unclear, [end[0] for end in ends], key=len)
     if unclear and 2 * len(unclear) >= len(values):
@@ -446,8 +416,7 @@ def class_likeness(rows: Dataset, task: Task) -> dict[str, float] | None:
         vectors = text_vectorizer().fit_transform("\n".join(parts) for parts in task.type.texts(rows))
     except ValueError:  # of scikit-learn: an empty vocabulary
         return None
-    labels = np.asarray(task.type.strata_of(rows))
-    cosines = (vectors @ vectors.T).toarray()
+    labels, cosines = np.asarray(task.type.strata_of(rows)), (vectors @ vectors.T).toarray()
     same, other = labels[:, None] == labels[None, :], labels[:, None] != labels[None, :]
     np.fill_diagonal(same, False)
     several = same.any(1)

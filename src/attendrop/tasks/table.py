@@ -54,36 +54,24 @@ ENCODINGS = {
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 # First bytes of ZIP archives, such as Excel workbooks, of old workbooks, and of Parquet files.
 _NO_TEXT = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"PAR1")
-# NUL characters, and what `errors="surrogateescape"` makes of bytes that cannot be decoded.
-_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LINE_END = re.compile("\r\n|\r|\n")
-# Line before the header that names the separator to Excel.
-_SEPARATOR_LINE = re.compile(r"sep=([,;|\t])\s*", re.IGNORECASE)
 _HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
 _NO_VALUE = "the row has no value"
 # Places that a message names, lines by which the separator is found, and rows that are collected at a time.
 _SHOWN, _SNIFFED, _BLOCK = 5, 50, 4096
 # Names of the columns of CoNLL-U that are read, with their places.
 _CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
-_CONLLU_WIDTH = 10
-# What a comment of a column file begins with; in CoNLL-U no word begins so.
-_COMMENT = re.compile(r"# (\S+ =|newdoc\b|newpar\b|id\b|\d+\s*$)|#\t\w+://")
-_CONLLU_COMMENT = re.compile("#")
-_ENTITY_TAG = re.compile(r"O|[BIESLU]-\S+")
+# What a comment of a column file begins with; in CoNLL-U no word begins with #.
+_COMMENT = r"# (\S+ =|newdoc\b|newpar\b|id\b|\d+\s*$)|#\t\w+://"
 # Labels in the lines of fastText.
 _FASTTEXT = re.compile(r"(?<!\S)__label__(\S+)\s*")
 # Names of the columns of files with a word in each row, and numbers of sentences, such as "Sentence: 1".
 _SENTENCE = re.compile(r"sent(ence)?s?([ _-]*(#|id|idx|index|no|nr|num|number))?", re.IGNORECASE)
 _DOCUMENT = re.compile(r"(doc(ument)?|article|text|file|thread)s?[ _-]*(#|id|idx|index|no|nr|num|number|name)", re.I)
 _TOKEN, _NUMBER = re.compile(r"(token|word|form)s?", re.IGNORECASE), re.compile(r"(\w+:? )?\S*\d\S*")
-# Data sets of the hub, and sheets of workbooks, in names of data.
-HUB, _SHEET = "hub:", re.compile(r"(.+\.xlsx):([^/\\:]+)", re.IGNORECASE)
-_MOST_NESTED = 100  # entries of objects that become columns
+HUB = "hub:"  # before names of data sets of the hub
 # Number in the file, line and values of a row.
 _Row = tuple[int, int, list[Any]]
-# A sentence of a column file: its first line with a word, from 1, the fields of words, and comments before it.
-Sentence = tuple[int, list[list[str]], list[str]]
 
 
 def files_of(name: str | Path) -> tuple[Path, ...]:
@@ -101,8 +89,8 @@ def files_of(name: str | Path) -> tuple[Path, ...]:
 
 def sheet_of(name: str | Path) -> str:
     """Return the sheet in a name such as ``book.xlsx:Sheet``; empty if it names none."""
-    found = _SHEET.fullmatch(str(name))
-    return found[2] if found and not Path(name).exists() else ""
+    found = re.fullmatch(r".+\.xlsx:([^/\\:]+)", str(name), re.IGNORECASE)
+    return found[1] if found and not Path(name).exists() else ""
 
 
 def with_files(name: str, rename: Callable[[Path], str]) -> str:
@@ -120,10 +108,7 @@ def extension_of(path: str | Path) -> str:
 
 
 def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None, str]:
-    """Return the text columns, the label column and the label type of custom data, as far as their format says.
-
-    The name is that of a file, as for :func:`files_of`, or of a format such as ``"x.conll"``.
-    """
+    """Return the text columns, the label column and the label type that the format of a file, "x.conll", implies."""
     if len(files := files_of(name or "")) > 1:
         return (SOURCE,), TARGET, "text"
     known = {".conll": ((WORDS,), TAGS), ".conllu": ((WORDS,), "upos"), ".txt": (("text",), None)}
@@ -335,21 +320,15 @@ def skipped_places(skipped: Sequence[SkippedRow]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of a file, or of a part of it.
-
-    Attributes:
-        path: The file.
-        frame: The column :data:`LINE`, the line of each row from 1 (with quoted line breaks, its first line), and those
-            of the file: texts in CSV, TSV and workbooks, typed values in other formats. Its index is the number of each
-            row in the file, from 0, invalid rows included.
-        unit: What a row is called in messages, "line", or "row" in files without lines.
-        delimiter: Separator of the columns in CSV and TSV files.
-    """
+    """Rows of a file, or of a part of it."""
 
     path: Path
+    # The column :data:`LINE`, the line of each row from 1 (with quoted line breaks, its first line), and those of the
+    # file: texts in CSV, TSV and workbooks, typed values in other formats. Its index is the number of each row in the
+    # file, from 0, invalid rows included.
     frame: pd.DataFrame
-    unit: str = "line"
-    delimiter: str = ""
+    unit: str = "line"  # what a row is called in messages; "row" in files without lines
+    delimiter: str = ""  # separator of the columns in CSV and TSV files
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -367,7 +346,7 @@ class Table:
             values = [] if self.delimiter else self.column(name)
             objects = [value for value in values if isinstance(value, dict)]
             entries = list(dict.fromkeys(chain(*(_entries(name, value) for value in objects))))
-            entries = entries if len(entries) <= _MOST_NESTED else []
+            entries = entries if len(entries) <= 100 else []  # more are no columns
             whole = not entries or not all(isinstance(value, dict) or is_missing(value) for value in values)
             names += [name, *entries] if whole else entries
         return names
@@ -435,17 +414,14 @@ def _entries(name: str, value: Any) -> dict[str, Any]:
     return {key: entry for inner, each in value.items() for key, entry in _entries(f"{name}.{inner}", each).items()}
 
 
-def refuse_broken(values: Iterable[Any]) -> None:
+def refuse_broken(values: Iterable[Any], column: int | None = None) -> None:
     """Raise BadValue for a text with a NUL character or half of a surrogate pair, as JSON can write, also in a list."""
-    for place, value in enumerate(values):
-        if _is_broken(value):
+    for number, value in enumerate(values):
+        place = number if column is None else column  # that of a list for the texts in it
+        if isinstance(value, list):
+            refuse_broken(value, place)
+        elif isinstance(value, str) and ("\0" in value or (not value.isascii() and _SURROGATE.search(value))):
             raise BadValue("it has a NUL character, or half of a surrogate pair, which no text has", place)
-
-
-def _is_broken(value: Any) -> bool:
-    if not isinstance(value, str):
-        return isinstance(value, list) and any(map(_is_broken, value))
-    return "\0" in value or not (value.isascii() or _SURROGATE.search(value) is None)
 
 
 def tables_of(
@@ -456,15 +432,13 @@ def tables_of(
     unit: str = "line",
     delimiter: str = "",
 ) -> Iterator[Table]:
-    """Yield tables of at most ``size`` rows, each with its number, line and values.
-
-    Columns grow by blocks, for many small lists take time and memory.
-    """
+    """Yield tables of at most ``size`` rows, each with its number, line and values."""
     import pandas as pd
 
     rows = iter(rows)
     while True:
         index, lines, cells = list[int](), list[int](), [list[Any]() for _ in columns]
+        # Columns grow by blocks, for many small lists take time and memory.
         while block := list(islice(rows, _BLOCK if size is None else min(_BLOCK, size - len(index)))):
             numbers, places, values = zip(*block, strict=True)
             index += numbers
@@ -481,10 +455,7 @@ def tables_of(
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
-    """Read a file as one table, see :func:`read_chunks`.
-
-    A run guesses columns, checks files and loads them: what was read is remembered, until they are loaded.
-    """
+    """Read a file as one table, see :func:`read_chunks`; it is remembered, for a run guesses, checks and loads."""
     bad, files = bad or BadRows(), files_of(path)
     there = all(file.is_file() for file in files)  # else reading says what is missing
     states = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.stat, files)] if there else []
@@ -536,8 +507,7 @@ def read_chunks(
     Args:
         path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
         size: Number of rows in a chunk, at most; None reads one table.
-        bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
-            sentences. By default, the first raises.
+        bad: Handling of invalid rows, such as those with a wrong number of fields. By default, the first raises.
         format: Format such as "csv"; by default, the extension of ``path``.
 
     Raises:
@@ -643,10 +613,10 @@ def text_lines(path: Path, longest: int = LONGEST) -> Iterator[Iterator[str]]:
             for number, line in enumerate(iter(partial(text.readline, longest + 1), ""), start=1):
                 if len(line) > longest:
                     problem = f"the line has more than {longest:,} characters; divide it"
-                elif not (line.isascii() and "\0" not in line) and (wrong := _NOT_TEXT.search(line)):
+                elif not line.isascii() and (wrong := re.search("[\0\udc80-\udcff]", line)) and wrong[0] != "\0":
+                    problem = f"byte 0x{ord(wrong[0]) - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
+                elif "\0" in line:
                     problem = "a NUL character, which no text has; delete it, or save the file as UTF-8"
-                    if wrong[0] != "\0":
-                        problem = f"byte 0x{ord(wrong[0]) - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
                 else:
                     yield line
                     continue
@@ -694,7 +664,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
         first = list(islice(lines, _SNIFFED))
         if marker := _FASTTEXT.search(next(filter(str.strip, first))):
             raise AttendropError(f"{path} is a fastText file, with labels such as '{marker[0].strip()}'; name it .txt.")
-        if said := _SEPARATOR_LINE.fullmatch(first[0]):
+        if said := re.fullmatch(r"sep=([,;|\t])\s*", first[0], re.IGNORECASE):  # which names it to Excel
             first[0] = "\n"  # no header, but a line to count
         delimiter = said[1] if said else delimiter_of(first, usual)
         spaced = 2 * sum(f'{delimiter} "' in line for line in first) > len(first)  # before quotes
@@ -702,7 +672,25 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
         header = _own_names(path, next((record for _, record in records if any(record)), []))
         rows = _rows_of(path, header, records, bad, "a field that contains the separator must be quoted")
         for table in tables_of(path, header, rows, size, delimiter=delimiter):
-            if joined := _joined_rows(table):
+            # Fields that seem to hold whole rows, between two quotes that are part of texts: a line within such a field
+            # begins or ends as other rows do, or has as many separators, without spaces after them.
+            texts = ((n, v) for name in table.columns for n, v in enumerate(table.column(name)) if isinstance(v, str))
+            broken, joined = sorted({n for n, text in texts if "\n" in text or "\r" in text}), list[str]()
+            names = (table.columns[0], table.columns[-1]) if broken else ()
+            usual = [{v for v, count in Counter(table.column(name)).items() if v and count > 1} for name in names]
+            for line, *row in table.frame.iloc[broken].itertuples(index=False, name=None):
+                fields = [re.split("\r\n|\r|\n", field) for field in row if "\n" in field or "\r" in field]
+                if any(
+                    any(delimiter in each and each.partition(delimiter)[0] in usual[0] for each in parts[1:])
+                    or any(delimiter in each and each.rpartition(delimiter)[2] in usual[1] for each in parts[:-1])
+                    or any(
+                        each.count(delimiter) == len(header) - 1 > 1 and f"{delimiter} " not in each
+                        for each in parts[1:-1]
+                    )
+                    for parts in fields
+                ):
+                    joined.append(f"{line}-{line + sum(len(parts) - 1 for parts in fields)}")
+            if joined:
                 more = f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else ""
                 warnings.warn(
                     f"{path}: quotes join what look like separate rows (lines {', '.join(joined[:_SHOWN])}{more}): "
@@ -715,10 +703,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
 def _records(
     path: Path, lines: Iterable[str], delimiter: str, *, spaced: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the records with their first lines, without blank lines, which are not rows to pandas, either.
-
-    ``spaced``: spaces after the separator are no part of a field.
-    """
+    """Yield the records with their first lines, without blank lines; if ``spaced``, without spaces before fields."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=spaced)
     line = 1
     try:
@@ -739,10 +724,7 @@ def _records(
 
 
 def _own_names(path: Path, header: list[str]) -> list[str]:
-    """Strip names, and number the columns that have that of an earlier one: ``note``, ``note.2``, with a warning.
-
-    It also warns of a line that seems to be a title above the header.
-    """
+    """Strip names, and number repeated ones, ``note.2``; warn of these, and of a title above the header."""
     names, numbers = dict[str, str](), dict[str, int]()
     if 2 * sum(map(bool, map(str.strip, header))) < len(header):
         warnings.warn(
@@ -765,10 +747,7 @@ def _own_names(path: Path, header: list[str]) -> list[str]:
 def _rows_of(
     path: Path, header: list[str], records: Iterable[tuple[int, list[str]]], bad: BadRows, hint: str
 ) -> Iterator[_Row]:
-    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences.
-
-    Rows have as many fields as the header; lines of separators alone are none.
-    """
+    """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences."""
     records, width = iter(records), len(header)
     begin = list(islice(records, 1))
     records, row = chain(begin, records), begin[0][1] if begin else []
@@ -788,18 +767,17 @@ def _rows_of(
     said = f"{path} has a word in each row: they are read as sentences, by the column {header[at]!r}."
     warnings.warn(said, stacklevel=2)
 
-    last: tuple[str, ...] = ("",)
     known = set[tuple[str, ...]]()
 
-    def sentence_of(record: list[str]) -> tuple[str, ...]:
-        nonlocal last  # some write the number once for a sentence
-        if number := "".join(record[at : at + 1]).strip():
-            last = (number, *(record[place] for place in documents if place < len(record)))
-        return last
+    def numbered() -> Iterator[tuple[tuple[str, ...], int, list[str]]]:
+        last: tuple[str, ...] = ("",)  # some write the number once for a sentence
+        for line, record in records:
+            if number := "".join(record[at : at + 1]).strip():
+                last = (number, *(record[place] for place in documents if place < len(record)))
+            if any(record):
+                yield last, line, record
 
-    numbered = ((sentence_of(record), line, record) for line, record in records)
-    numbered = (each for each in numbered if any(each[2]))
-    for index, (number, group) in enumerate(groupby(numbered, key=itemgetter(0))):
+    for index, (number, group) in enumerate(groupby(numbered(), key=itemgetter(0))):
         words = list(group)
         _, line, record = next((each for each in words if len(each[2]) != width), words[0])
         problem = f"{counted(len(record), 'field')} where the header has {width}; {hint}"
@@ -814,33 +792,8 @@ def _rows_of(
         known.add(number)
 
 
-def _joined_rows(table: Table) -> list[str]:
-    """Return the lines of rows with a field that seems to hold whole rows, between two quotes that are part of texts.
-
-    A line within such a field begins or ends as other rows do, or has as many separators, without spaces after them.
-    """
-    separator, width, joined = table.delimiter, len(table.columns), list[str]()
-    texts = ((n, v) for name in table.columns for n, v in enumerate(table.column(name)) if isinstance(v, str))
-    broken = sorted({n for n, text in texts if "\n" in text or "\r" in text})
-    names = (table.columns[0], table.columns[-1]) if broken else ()
-    usual = [{v for v, count in Counter(table.column(name)).items() if v and count > 1} for name in names]
-    for line, *row in table.frame.iloc[broken].itertuples(index=False, name=None):
-        fields = [_LINE_END.split(field) for field in row if "\n" in field or "\r" in field]
-        if any(
-            any(separator in each and each.partition(separator)[0] in usual[0] for each in lines[1:])
-            or any(separator in each and each.rpartition(separator)[2] in usual[1] for each in lines[:-1])
-            or any(each.count(separator) == width - 1 > 1 and f"{separator} " not in each for each in lines[1:-1])
-            for lines in fields
-        ):
-            joined.append(f"{line}-{line + sum(len(lines) - 1 for lines in fields)}")
-    return joined
-
-
 def _read_excel(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
-    """Read the sheet that is named, or the first visible one that has rows under its header.
-
-    Values become text, as in CSV.
-    """
+    """Read the sheet that is named, or the first visible one that has rows under its header; values become text."""
     import pandas as pd
 
     wanted, (file,) = sheet_of(path), files_of(path)
@@ -925,8 +878,7 @@ def _read_json(path: Path, size: int | None, bad: BadRows, *, may_be_array: bool
                 if isinstance(found, dict) and "\n" in text.strip():
                     entries = names_of(list(found))
                     raise AttendropError(f"{path} is one object, with {entries}; save the list of its rows alone.")
-            is_array = isinstance(found, list)
-            lines, unit = (map(json.dumps, found), "row") if is_array else (io.StringIO(text), "line")
+            lines, unit = (map(json.dumps, found), "row") if isinstance(found, list) else (io.StringIO(text), "line")
         columns, rows = list[str](), objects(lines)
         while chunk := list(islice(rows, size)):
             columns = list(dict.fromkeys(chain(columns, *(row for _, _, row in chunk))))
@@ -962,8 +914,7 @@ def read_hub(
 ) -> Iterator[Table]:
     """Read a split of a data set of the hub, or in a local folder, as ``datasets.load_dataset`` names it.
 
-    Numbers of classes, also in lists, become their names. Images and sounds are left out, and columns that are not
-    among those that are given.
+    Numbers of classes become their names. Images and sounds are left out, and columns other than ``only`` these.
     """
     import datasets
 
@@ -992,12 +943,11 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            columns, first = _own_names(path, file.schema_arrow.names), 0
-            for batch in [file.read()] if size is None else file.iter_batches(size):
-                values = zip(*(map(_plain, column.to_pylist()) for column in batch.columns), strict=True)
-                rows = ((row, row + 1, list(each)) for row, each in enumerate(values, start=first))
-                yield from tables_of(path, columns, rows, None, "row")
-                first += batch.num_rows
+            columns = _own_names(path, file.schema_arrow.names)
+            batches = [file.read()] if size is None else file.iter_batches(size)
+            parts = (zip(*(map(_plain, each.to_pylist()) for each in batch.columns), strict=True) for batch in batches)
+            rows = ((row, row + 1, list(values)) for row, values in enumerate(chain.from_iterable(parts)))
+            yield from tables_of(path, columns, rows, size, "row")
     except (pyarrow.ArrowException, OSError) as error:
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
 
@@ -1040,8 +990,8 @@ def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             yield table.with_column("label", labels)
 
 
-def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
-    """Yield the sentences of a column file, given its lines.
+def read_sentences(lines: Iterable[str], comment: str = _COMMENT) -> Iterator[tuple[int, list[list[str]], list[str]]]:
+    """Yield the sentences of a column file: the first line with a word, from 1, the words' fields, comments before it.
 
     Columns are separated by tabs where a line has one, otherwise by spaces; a blank line ends a sentence. Comments
     before a sentence, such as ``# name = value``, and the ``-DOCSTART-`` lines of CoNLL-2003 are not words.
@@ -1054,7 +1004,7 @@ def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) ->
                 yield first, words, comments
             if words or not line.strip():
                 words, comments = [], []
-        elif not words and comment.match(line):
+        elif not words and re.match(comment, line):
             comments.append(line.removeprefix("#").strip())
         else:
             first = first if words else number
@@ -1064,13 +1014,13 @@ def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) ->
 def _read_conll(path: Path, size: int | None, bad: BadRows, *, of_treebank: bool = False) -> Iterator[Table]:
     """Read a column file; one of Universal Dependencies without tokens of several words, 3-4, and empty words, 8.1."""
     with text_lines(path) as lines:
-        sentences = read_sentences(lines, _CONLLU_COMMENT if of_treebank else _COMMENT)
+        sentences = read_sentences(lines, "#" if of_treebank else _COMMENT)
         if (begin := next(sentences, None)) is None:
             return
-        width = _CONLLU_WIDTH if of_treebank else len(begin[1][0])
-        ends = list(zip(*((word[0], word[-1]) for word in begin[1]), strict=True))
-        first, last = (sum(_ENTITY_TAG.fullmatch(each) is not None for each in end) for end in ends)
-        if first == len(ends[0]) > last and "O" in ends[0]:
+        width = 10 if of_treebank else len(begin[1][0])
+        first, last = zip(*((word[0], word[-1]) for word in begin[1]), strict=True)
+        are_tags = [[re.fullmatch(r"O|[BIESLU]-\S+", each) is not None for each in end] for end in (first, last)]
+        if all(are_tags[0]) and not all(are_tags[1]) and "O" in first:
             raise AttendropError(f"{path} has the tags before the words; write each word first, and its tag last.")
         others = [f"column_{number}" for number in range(2, width)]
         columns = list(_CONLLU) if of_treebank else [WORDS, *others, *([TAGS] if width > 1 else [])]

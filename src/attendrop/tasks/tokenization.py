@@ -21,18 +21,9 @@ if TYPE_CHECKING:
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
-_VOCABULARY = "tokenizer.json"
-# What SentencePiece writes for a space; a token of its own before a word that it does not know.
-_SPACE = "▁"
-# Vocabularies that transformers finds although the class of a tokenizer does not name them.
-_ALSO_READ = ("tokenizer.model", "spm.model", "tiktoken.model", "tekken.json")
 HEAD, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("head", "head+tail", "windows")
 # Column with the number of the text to which an encoded row belongs.
 DOCUMENT = "document"
-# Fraction of what is kept that is from the beginning: 128 of 510 tokens in Sun et al. (2019).
-_HEAD_FRACTION = 0.25
-# Fraction of a window that the next one repeats, at least.
-_OVERLAP = 0.25
 
 
 def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
@@ -45,11 +36,13 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-    names = [_VOCABULARY, *(name for role, name in found.vocab_files_names.items() if "vocab" in role)]
+    names = ["tokenizer.json", *(name for role, name in found.vocab_files_names.items() if "vocab" in role)]
+    # Vocabularies that transformers finds although the class of a tokenizer does not name them.
+    others = ("tokenizer.model", "spm.model", "tiktoken.model", "tekken.json")
     folder = Path(place)
     there = (  # in the folder, or, since the tokenizer was loaded from the hub, in the cache
         (folder / name).is_file() if folder.is_dir() else isinstance(try_to_load_from_cache(place, name), str)
-        for name in (*names, *_ALSO_READ)
+        for name in (*names, *others)
     )  # fmt: skip
     if found.vocab_files_names and not any(there):  # a class without such files reads bytes or characters
         raise AttendropError(
@@ -72,10 +65,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Adapt a model and its tokenizer to each other.
 
-    A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token; its maximum
-    length, which many do not have, is at most the number of the model's positions. The model's configuration gets the
-    padding token if it has none, and that of a decoder also in place of another, since classifiers look there for the
-    last token of a text. XLNet's read the last column, so it is padded on the left. ``name`` is for messages.
+    A tokenizer without a padding token pads with its end-of-sequence token; its maximum length is at most the number of
+    the model's positions. The model's configuration gets the padding token if it has none, and that of a decoder also
+    in place of another, since classifiers look there for the last token of a text. XLNet's read the last column, so it
+    is padded on the left. ``name`` is for messages.
 
     Raises:
         AttendropError: The tokenizer has neither token, or more tokens than the model.
@@ -106,7 +99,8 @@ def fit_tokenizer(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 def unknown_rows(encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
     """Count the rows without a token that the tokenizer knows, of those that ``encode_columns`` returned."""
     numbers = encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
-    unknown, known = {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids(_SPACE)}, set()
+    # SentencePiece writes a space as a token of its own before a word that it does not know.
+    unknown, known = {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids("▁")}, set()
     for row, ids in zip(numbers, encoded["input_ids"], strict=True):
         nested = bool(ids) and isinstance(ids[0], list)  # of choices
         if set(chain(*ids) if nested else ids) - unknown:
@@ -143,10 +137,10 @@ def split_long(
         length = len(ids) - special
         pieces: list[Sequence[int]] = [range(length)]
         if length > size and long_texts == HEAD_TAIL:
-            head = int(size * _HEAD_FRACTION)
+            head = int(size * 0.25)  # 128 of 510 tokens in Sun et al. (2019)
             pieces = [[*range(head), *range(length - (size - head), length)]]
         elif length > size:
-            overlap = int(size * _OVERLAP)
+            overlap = int(size * 0.25)
             count = -(-(length - overlap) // (size - overlap))
             starts = [round(number * (length - size) / (count - 1)) for number in range(count)]
             pieces = [range(start, start + size) for start in starts]

@@ -43,20 +43,14 @@ _meant = lru_cache(maxsize=1000)(did_you_mean)
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of model outputs. Errors are negated, and named ``neg_...``: their best is 0, that of others 1.
+    """A score of model outputs. Errors are negated, and named ``neg_...``: their best is 0, that of others 1."""
 
-    Attributes:
-        function: The score of labels and outputs, which have one entry per row; None: one of the two below.
-        span: Largest possible difference of two scores.
-        selects: Whether models can be selected by it, because greater is better.
-        right: Whether each row is right; the score is the fraction of these rows.
-        of_sums: What is counted in each row, ``(rows, counts)``, and the score of the sums of counts over all rows.
-    """
-
+    # The score of labels and outputs, which have one entry per row; None: one of the two below.
     function: Callable[[Array, Array], float] | None = None
-    span: float = 1.0
-    selects: bool = True
-    right: Callable[[Array, Array], Array] | None = None
+    span: float = 1.0  # largest possible difference of two scores
+    selects: bool = True  # whether models can be selected by it, because greater is better
+    right: Callable[[Array, Array], Array] | None = None  # whether each row is; the score is the fraction of these rows
+    # What is counted in each row, ``(rows, counts)``, and the score of the sums of counts over all rows.
     of_sums: tuple[Callable[[Array, Array], Array], Callable[[Array], float]] | None = None
 
     def score(self, labels: Array, outputs: Array) -> float:
@@ -75,9 +69,8 @@ class TaskType(ABC):
 
     A subclass declares the facts below, and defines how labels are read from files (:meth:`read_names`,
     :meth:`from_labels`, :meth:`label_of`), what outputs mean (:meth:`decode`, :meth:`prediction_rows`,
-    :attr:`metrics`) and how labels are reported (:meth:`describe_labels`); all else has defaults. Start from
-    ``Regression``. Its *options*, the values of ``--task-set``, are further fields of its dataclass, each declared with
-    its range (:func:`attendrop.methods.core.options.option`).
+    :attr:`metrics`) and how labels are reported (:meth:`describe_labels`). Start from ``Regression``. Its *options*,
+    the values of ``--task-set``, are further fields (:func:`attendrop.methods.core.options.option`).
 
     *Rows* are columns by name, as in :class:`attendrop.tasks.base.TaskData`; *labels* the column ``"label"``, *targets*
     the ``labels`` passed to the model. *Raw outputs* are those of the model's passes, *outputs* an array with one entry
@@ -160,9 +153,8 @@ logits = model(**inputs).logits"""
     def check_probabilities(self) -> None:
         """Raise AttendropError if predictions have no probabilities of classes."""
         if not self.has_probabilities:
-            raise AttendropError(
-                f"The model predicts {self.predicts}: it has no probabilities of classes; leave out the option."
-            )
+            said = f"The model predicts {self.predicts}: it has no probabilities of classes; leave out the option."
+            raise AttendropError(said)
 
     def fits(self, other: TaskType) -> bool:
         """Return whether outputs of a model of this kind can be read as those of another."""
@@ -340,8 +332,10 @@ logits = model(**inputs).logits"""
         Raises:
             AttendropError: It leaves no room for text.
         """
-        special = tokenizer.num_special_tokens_to_add(len(self.inputs_in(columns)) > 1)
-        limit = tokenizer.model_max_length
+        special, limit = (
+            tokenizer.num_special_tokens_to_add(len(self.inputs_in(columns)) > 1),
+            tokenizer.model_max_length,
+        )
         if max_length <= special:
             problem = f"a maximum length of {max_length} leaves no room for text"
             raise AttendropError(f"{problem}: the tokenizer adds {special} special tokens; raise it.")
@@ -355,8 +349,7 @@ logits = model(**inputs).logits"""
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         """Return the length of each row, in tokens: of the longest choice; the longer of a text and its translation."""
-        columns = (encoded[name] for name in ("input_ids", "target_ids") if name in encoded)
-        rows = zip(*columns, strict=True)
+        rows = zip(*(encoded[name] for name in ("input_ids", "target_ids") if name in encoded), strict=True)
         parts = (chain(*(ids if ids and isinstance(ids[0], list) else [ids] for ids in row)) for row in rows)
         return [max(map(len, row)) for row in parts]
 
@@ -387,8 +380,7 @@ logits = model(**inputs).logits"""
         missing = shapes.max(axis=0) - shapes
         missing[:, 0] = 0  # batches may have different numbers of rows
         pairs = zip(parts, missing, strict=True)
-        padded = [np.pad(part, [(0, n) for n in most], constant_values=self.padding) for part, most in pairs]
-        return np.concatenate(padded)
+        return np.concatenate([np.pad(part, [(0, n) for n in to], constant_values=self.padding) for part, to in pairs])
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Convert raw outputs, of all encoded rows, to outputs; by default, those of a text in windows to their mean.

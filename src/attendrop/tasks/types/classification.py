@@ -34,16 +34,11 @@ from attendrop.tasks.table import (
     written,
 )
 from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array
-from attendrop.tasks.types.linear_models import (
-    fit_logistic_regression,
-    fit_logistic_regressions,
-    fit_ridge_regression,
-)
+from attendrop.tasks.types.linear_models import fit_logistic_regression, fit_logistic_regressions, fit_ridge_regression
 from attendrop.tasks.types.model_classes import PADDED, choice_class, mean_pooling_class
 
 # The letters of choices, of which a question has no more than these.
 LETTERS = ascii_uppercase
-_TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 
 
 def scored(score: Callable[..., Any], read: Callable[[Array], Array], span: float = 1.0, **options: Any) -> Metric:
@@ -53,8 +48,7 @@ def scored(score: Callable[..., Any], read: Callable[[Array], Array], span: floa
 
 def predicted_classes(logits: Array) -> Array:
     """Return the class of each row of logits ``(rows, classes)``."""
-    classes: Array = logits.argmax(axis=1)
-    return classes
+    return np.asarray(logits.argmax(axis=1))
 
 
 def _averages(read: Callable[[Array], Array], **wanted: str) -> dict[str, Metric]:
@@ -162,11 +156,11 @@ class Classification(SequenceType):
 
     def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
-        rows = []
-        for row in softmax(outputs, axis=1):
-            answer = {"label": self.label_names[row.argmax()], "probability": round(float(row.max()), 6)}
-            rows.append(answer | (self.named_probabilities(row) if probabilities else {}))
-        return rows
+        return [
+            {"label": self.label_names[row.argmax()], "probability": round(float(row.max()), 6)}
+            | (self.named_probabilities(row) if probabilities else {})
+            for row in softmax(outputs, axis=1)
+        ]
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -220,9 +214,8 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
         if is_missing(value) or written(value).lower() == "nan":
             raise BadValue("the labels are missing; write an empty list, [], if none applies")
         found = parsed(value)
-        if not isinstance(value, list | str | int) or any(
-            isinstance(part, dict | list) for part in (found if isinstance(found, list) else [found])
-        ):
+        parts = found if isinstance(found, list) else [found]
+        if not isinstance(value, list | str | int) or any(isinstance(part, dict | list) for part in parts):
             raise BadValue(f"{value!r} is not a list of labels")
         names = label_names(value)
         if "" in names:
@@ -295,10 +288,7 @@ class Regression(SequenceType):
         "pearson": scored(partial(_correlation, pearsonr), np.ravel, span=2.0),
         "spearman": scored(partial(_correlation, spearmanr), np.ravel, span=2.0),
         "r2": scored(lambda labels, found: skm.r2_score(labels, found) if len(labels) > 1 else 0.0, np.ravel, math.inf),
-        **{
-            _NEGATED[name]: scored(lambda *rows, of=error: -of(*rows), np.ravel, math.inf)
-            for name, error in _ERRORS.items()
-        },
+        **{_NEGATED[e]: scored(lambda *rows, of=of: -of(*rows), np.ravel, math.inf) for e, of in _ERRORS.items()},
         **{name: replace(scored(error, np.ravel, math.inf), selects=False) for name, error in _ERRORS.items()},
     }
 
@@ -319,7 +309,7 @@ class Regression(SequenceType):
         if form not in ("whole", "decimal") or not math.isfinite(float(number)):
             hint = f"; {HOW_TO_WRITE}" if form == "notation" else ""
             raise BadValue(f"the label {number!r} is not a finite number{hint}", 0)
-        if abs(float(number)) >= _TOO_LARGE:
+        if abs(float(number)) >= 1e18:  # its square, a loss, is near the largest number of float32
             raise BadValue(f"the label {number!r} is too large to train on; scale the numbers, best to about 1", 0)
         return float(number)
 

@@ -34,8 +34,6 @@ _COPIES = 25
 # folds. Two rounds, or only the confident half, gain less. To leave out unlabelled rows that are further from all rows
 # than seven in ten rows are from each other costs up to 0.016 of the gain.
 _UNLABELLED_WEIGHT, _REPEATS = 0.3, 3
-_WEIGHTS = {True: "balanced", False: None}
-_ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,7 @@ class LinearFit:
 
     def outputs(self, features: Array) -> Array:
         """Compute outputs ``(rows, outputs)`` of features ``(rows, features)``."""
-        outputs: Array = features @ self.weight.T + self.bias
-        return outputs
+        return np.asarray(features @ self.weight.T + self.bias)
 
 
 def fit_logistic_regression(
@@ -85,7 +82,8 @@ def fit_logistic_regression(
             f"A linear model of {len(counts)} classes and {features.shape[1]} features takes {needed / 2**30:.0f} GiB "
             f"of memory, of which there are {there / 2**30:.0f}; leave this baseline out."
         )
-    model: Any = LogisticRegression(C=strength or _DEFAULT_C, max_iter=1000, class_weight=_WEIGHTS[balanced])
+    weighting = "balanced" if balanced else None
+    model: Any = LogisticRegression(C=strength or _DEFAULT_C, max_iter=1000, class_weight=weighting)
     folds: Any = None
     if strength is None and min(counts.values()) >= _LEAST_ROWS:
         if groups is None:
@@ -140,16 +138,15 @@ def self_trained(
     This is one round of self-training, in which all unlabelled rows have weight 0.3. Whether it is used is decided by
     cross-validation: three times, rows are divided into three parts, stratified by class, and each part is scored by
     the models of the others, with and without the unlabelled rows. These are used if no accuracy is lost on average.
-    The same rows give the same decision.
 
     Args:
-        fit: The model of the rows, by :func:`fit_logistic_regression`, whose strength is kept.
-        features: Their features.
+        fit: The model of the rows, whose strength is kept.
+        features: Those of the rows; this and other arguments are as for :func:`fit_logistic_regression`.
         labels: Their classes.
         unlabelled: Features of the unlabelled rows, ``(unlabelled rows, features)``.
         never_held_out: For each row, whether it is only trained on, as names of classes are.
-        balanced: As for :func:`fit_logistic_regression`.
-        groups: As there: rows of a group are held out together.
+        balanced: Whether classes have equal weight.
+        groups: Rows of a group are held out together.
 
     Returns:
         The model to use; and ``used``, with ``difference``, the accuracy on held-out rows with unlabelled rows minus
@@ -210,14 +207,13 @@ def fit_logistic_regressions(
     if not len(varying):
         return None
     scaled, restored = _scaled(features)
-    rows, with_label = len(wanted), wanted.sum(axis=0)
-    biases, weights = np.log((with_label + 0.5) / (rows - with_label + 0.5)), np.zeros((num_labels, features.shape[1]))
+    weights, having = np.zeros((num_labels, features.shape[1])), wanted.sum(axis=0)
+    biases = np.log((having + 0.5) / (len(wanted) - having + 0.5))
     for label in varying:
-        model = LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight=_WEIGHTS[balanced])
+        model = LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight="balanced" if balanced else None)
         model.fit(scaled, wanted[:, label])
         weights[label], biases[label] = restored(model.coef_)[0], model.intercept_[0]
-    answers = (features @ weights.T + biases) > 0
-    f1 = float(f1_score(wanted, answers, average="micro", zero_division=0.0))
+    f1 = float(f1_score(wanted, features @ weights.T + biases > 0, average="micro", zero_division=0.0))
     return LinearFit("logistic regression", weights, biases, {"C": _DEFAULT_C}, ("f1_micro", f1))
 
 
@@ -238,10 +234,10 @@ def fit_ridge_regression(
     folds: Any = min(5, len(numbers)) if sparse.issparse(scaled) else None
     if groups is not None and len(set(groups)) > 1:
         folds = list(GroupKFold(min(5, len(set(groups)))).split(scaled, numbers, groups))
-    model = RidgeCV(_ALPHAS, cv=folds).fit(scaled, numbers)
-    weight, bias = restored(model.coef_[None]), np.array([model.intercept_])
-    score = ("r2", float(model.score(scaled, numbers)))
-    return LinearFit("ridge regression", weight, bias, {"alpha": float(model.alpha_)}, score)
+    model = RidgeCV((0.001, 0.01, 0.1, 1.0, 10.0, 100.0), cv=folds).fit(scaled, numbers)
+    weight, score = restored(model.coef_[None]), ("r2", float(model.score(scaled, numbers)))
+    bias, settings = np.array([model.intercept_]), {"alpha": float(model.alpha_)}
+    return LinearFit("ridge regression", weight, bias, settings, score)
 
 
 def _scaled(features: Array) -> tuple[Array, Callable[[Array], Array]]:

@@ -15,13 +15,7 @@ from typing import Any
 
 import transformers
 from torch.nn import functional
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_MAPPING,
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-)
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_outputs import MultipleChoiceModelOutput
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -42,10 +36,9 @@ from attendrop.tasks.types.modeling_mean_pooling import (
 _OPTION = "classifier_pooling"
 # Ends like the names of transformers' classes, from which the loss is derived.
 _SUFFIX = "MeanPoolingForSequenceClassification"
-# Saved beside the weights of classifiers of the mean.
 # Attribute of the configuration of an encoder whose vector of a text is the hidden state of the first token.
 FIRST_TOKEN = "attendrop_first_token"
-MODELING_FILE = Path(modeling_mean_pooling.__file__)
+MODELING_FILE = Path(modeling_mean_pooling.__file__)  # saved beside the weights of classifiers of the mean
 # So transformers loads folders of these classes, too, and never with code that it finds there.
 AutoConfig.register(MeanPoolingConfig.model_type, MeanPoolingConfig)
 AutoModelForSequenceClassification.register(MeanPoolingConfig, MeanPoolingForSequenceClassification)

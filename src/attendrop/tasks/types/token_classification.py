@@ -20,18 +20,10 @@ from transformers import BatchEncoding, DataCollatorForTokenClassification, PreT
 
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.entities import (
-    OUTSIDE,
-    are_entity_tags,
-    read_spans,
-    span_tags,
-    tagged_spans,
-    words_of,
-)
+from attendrop.tasks.entities import OUTSIDE, are_entity_tags, read_spans, span_tags, tagged_spans, words_of
 from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
 from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
-_OF_TEXTS = re.compile(r"""\[\s*["'].*["']\s*\]""", re.DOTALL)  # a list that is not whole
 # Entry of a model's configuration whose labels are spans.
 SPANS = "attendrop_entity_spans"
 # Position of words without a token, and tag id of words without a prediction.
@@ -84,8 +76,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             return ()
         return tuple(dict.fromkeys(name[2:] for name in self.label_names if name != OUTSIDE))
 
-    # Files ------------------------------------------------------------------------------------------------------------
-
     @classmethod
     def read_inputs(cls, *texts: Any) -> list[Any]:
         """Read lists of words, also as JSON, and texts with spaces between words."""
@@ -107,8 +97,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         if inputs is not None and len(inputs[0]) != len(found):
             raise BadValue(f"{len(inputs[0])} words, but {len(found)} tags; give one for each word")
         return found
-
-    # Tokens -----------------------------------------------------------------------------------------------------------
 
     def configure(self, config: PreTrainedConfig) -> None:
         super().configure(config)
@@ -166,17 +154,17 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             found.append(row)
         return found
 
-    # Outputs ----------------------------------------------------------------------------------------------------------
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: Tokenizer) -> Array:
         """Take the logits at the first token of each word; without these, at the tokens that have a label."""
-        starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
+        starts = encoded["word_starts"][:] if "word_starts" in encoded else [
+            np.flatnonzero(np.asarray(row) != IGNORED) for row in encoded["labels"]
+        ]  # fmt: skip
         rows = [(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
         return row_array([np.where((row == NO_TOKEN)[:, None], _ABSENT, logits[row]) for logits, row in rows])
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
         labels = encoded["word_labels" if "word_labels" in encoded else "labels"][:]
-        return row_array([np.asarray(row, dtype=int)[_labelled(row)] for row in labels])
+        return row_array([row[row != IGNORED] for row in (np.asarray(row, dtype=int) for row in labels)])
 
     def decode(self, outputs: Array) -> list[list[int]]:
         """Return the tag ids of the largest logits; -1 for truncated words."""
@@ -194,8 +182,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
                 row |= {f"probability_{name}": of.tolist() for name, of in zip(self.label_names, shares.T, strict=True)}
             rows.append(row)
         return rows
-
-    # Scores -----------------------------------------------------------------------------------------------------------
 
     @property
     def default_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -235,7 +221,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
             "entity_recall": lambda sums: float(sums[0] / sums[1]) if sums[1] else 0.0,
             "entity_f1": lambda sums: float(2 * sums[0] / (sums[1] + sums[2])) if sums[0] else 0.0,
         }
-        named = scores.items() if self._entity_types else ()
 
         def right_words(gold: Array, outputs: Array) -> Array:
             pairs = zip(gold, predicted(outputs), strict=True)
@@ -244,10 +229,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return {
             "accuracy": Metric(of_sums=(right_words, lambda sums: float(sums[0] / sums[1]))),
             "f1_macro": Metric(f1_macro),
-            **{name: Metric(of_sums=(counts, score)) for name, score in named},
+            **{name: Metric(of_sums=(counts, score)) for name, score in scores.items() if self._entity_types},
         }
-
-    # Reports on data --------------------------------------------------------------------------------------------------
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         return [(" ".join(words),) for words in rows["tokens"][:]]
@@ -320,11 +303,6 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
         return [{"entities": tagged_spans(text, entities(each))} for text, each in pairs]
 
 
-def _labelled(labels: Array) -> Array:
-    """Return the positions of labels that are scored."""
-    return np.flatnonzero(np.asarray(labels) != IGNORED)
-
-
 @lru_cache(maxsize=100_000)
 def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
     """Return the entities of a sentence: type, first and last word; remembered, for the resamples of a bootstrap."""
@@ -334,8 +312,8 @@ def entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
 def read_list(value: Any, what: str) -> list[str]:
     """Read words or tags, a list or a text with spaces between them; raise BadValue for none, and for an empty one."""
     found = listed(value)
-    if found is None and isinstance(value, str) and not _OF_TEXTS.fullmatch(value.strip()):
-        found = value.split()
+    if found is None and isinstance(value, str) and not re.fullmatch(r"""(?s)\[\s*["'].*["']\s*\]""", value.strip()):
+        found = value.split()  # what is no list with an error in it
     if not found:
         raise BadValue(f"there is no {what}; give a list of {what}s, or {what}s with spaces between them")
     items = ["" if item is None else str(item) for item in found]

@@ -22,8 +22,7 @@ from attendrop.tasks.table import count_words, read_text
 from attendrop.tasks.types.base import Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
 _TEXT = Range("a text", lambda name, value: None if value is None else str(value))
-# For models whose files do not say how much they generate.
-DEFAULT_NEW_TOKENS = 128
+DEFAULT_NEW_TOKENS = 128  # for models whose files do not say how much they generate
 # Options of generation that transformers refuses to save where nothing is sampled, and where there is one beam.
 _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS = ("early_stopping", "length_penalty")
@@ -52,10 +51,6 @@ def _of_corpus(name: str) -> Metric:
 
 def _mean_log_likelihood(references: Array, outputs: Array) -> float:
     return float(sum(each.log_likelihood for each in outputs) / max(1, sum(each.tokens for each in outputs)))
-
-
-def _perplexity(references: Array, outputs: Array) -> float:
-    return math.exp(min(-_mean_log_likelihood(references, outputs), 700))
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         "bleu": _of_corpus("bleu"),
         "chrf": _of_corpus("chrf"),
         "neg_log_loss": Metric(_mean_log_likelihood, math.inf),
-        "perplexity": Metric(_perplexity, math.inf, selects=False),
+        "perplexity": Metric(lambda *rows: math.exp(min(-_mean_log_likelihood(*rows), 700)), math.inf, selects=False),
     }
     refused: ClassVar = {
         "prune": "layers of constant attention are chosen and measured for encoders with one pass for each row",
@@ -121,8 +116,6 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> str:
         return read_text(value)
-
-    # The model --------------------------------------------------------------------------------------------------------
 
     def prepare(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Set the languages of the tokenizer, and how the model generates, with which both are saved.
@@ -186,16 +179,13 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
             "arguments": "".join(f", {name}={value}" for name, value in given.items() if value is not None),
         }
 
-    # Tokens -----------------------------------------------------------------------------------------------------------
-
     def tokenize(self, columns: Columns, tokenizer: Tokenizer, max_length: int | None) -> BatchEncoding:
         """Tokenize texts; with labels, add ``references``, the whole texts, and ``target_ids``, their tokens.
 
         Raises:
             AttendropError: The language of labels is not known, or the model does not read them.
         """
-        limits = truncation(max_length)
-        prefix = self.source_prefix or ""
+        limits, prefix = truncation(max_length), self.source_prefix or ""
         encoded: BatchEncoding = tokenizer([prefix + text for text in columns["text"]], **limits)
         if "label" in columns:
             called = type(tokenizer).__name__
@@ -218,8 +208,6 @@ translation = tokenizer.decode(model.generate(**inputs$arguments)[0], skip_speci
         """Pad labels with -100; without labels, the collator of transformers says that they are None."""
         collate: Any = DataCollatorForSeq2Seq(tokenizer)
         return lambda rows: {name: values for name, values in collate(rows).items() if values is not None}
-
-    # Outputs ----------------------------------------------------------------------------------------------------------
 
     def raw_outputs(self, model: Any, batch: Mapping[str, Any], outputs: Any) -> Tensor:
         """Generate a translation; without labels, its likelihood is 0 of 0 tokens."""
