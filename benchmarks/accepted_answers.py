@@ -11,7 +11,6 @@ for HWU64, on five folds of the training rows, with the strength ``C`` of the fi
 Of no class are the test rows of a quarter of the classes, which are left out of training.
 """
 
-import csv
 import json
 import random
 import sys
@@ -22,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from alike_rows import write
+from kept import kept_runs
 from label_names_linear import Encoder
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
@@ -54,8 +55,7 @@ def fitted(run: dict[str, Any], encoder: Encoder, rows: Rows, names: list[str]) 
         return encoder, lambda rows: fit.outputs(encoder([text for text, _ in rows])), fit.settings["C"]
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "train.csv"
-        with file.open("w", encoding="utf-8", newline="") as lines:
-            csv.writer(lines).writerows([("text", "label"), *rows])
+        write(file, [("text", "label"), *rows])
         config = RunConfig(
             model="minilm", train_file=str(file), text_columns=["text"], label_column="label", label_type="class",
             label_names="none", method="finetune", seed=run["draw"], selection_fraction=0.0, output_dir=f"{place}/run",
@@ -126,8 +126,7 @@ def tables(runs: pd.DataFrame) -> None:
 def main() -> None:
     """Run from the command line."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.touch()
-    kept = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+    kept = kept_runs(FILE)
     done, encoder = {tuple(run[name] for name in (*KEY, "draw")) for run in kept}, Encoder("minilm")
     wanted = [(*key, draw) for *key, draws in CELLS if key[1] in sys.argv[1:] for draw in range(draws)]
     for part, kind, data, shots, draw in (each for each in wanted if each not in done):

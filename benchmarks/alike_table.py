@@ -4,7 +4,6 @@ Each cell is a method's mean difference from plain fine-tuning on the same train
 evaluation rows where all draws have the same evaluation rows, and over draws otherwise.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kept import kept_runs
 from scipy import stats
 
 from attendrop.studies.statistics import (
@@ -86,9 +86,7 @@ def table() -> dict[str, Runs]:
     found: dict[str, Runs] = {}
     for study in STUDIES:
         own: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
-        file = RESULTS / study / "runs.jsonl"
-        for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-            run = json.loads(line)
+        for run in kept_runs(RESULTS / study / "runs.jsonl"):
             at, name = place(study, run), method(run)
             if at is not None and name is not None:
                 own[at[0]][name][at[1]] = run

@@ -7,7 +7,6 @@ That is the whole model in int8, by ONNX Runtime and by OpenVINO. OpenVINO is le
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from measure import Contender, Step, interleave, ratios
+from measure import interleave, ratios
+from pruned import predicting
 from rows import Row
 from texts import why_no_real_data
 from transformers import AutoTokenizer
@@ -46,7 +46,7 @@ def deployed(setting: Setting) -> Iterator[Row]:
         with torch.inference_mode():
             logits = np.concatenate([np.asarray(program(batch)) for batch in _batches(folder, rows, 64)])
         scores[name] = float((logits.argmax(-1) == expected).mean())
-    contenders = {name: _contender(program) for name, program in programs.items()}
+    contenders = {name: predicting(program) for name, program in programs.items()}
     for size in (1, 16):
         times = interleave(
             contenders, _batches(folder, rows.head(_TIMED), size), rounds=max(5, setting.rounds), seconds=0
@@ -125,15 +125,6 @@ def _arrays(batch: Batch, names: tuple[str, ...]) -> dict[str, np.ndarray[Any, A
 def _command(*arguments: str) -> None:
     if code := cli.main([*arguments]):
         raise SystemExit(code)
-
-
-def _contender(program: Program) -> Contender:
-    @contextmanager
-    def contender() -> Iterator[Step]:
-        with torch.inference_mode():
-            yield program
-
-    return contender
 
 
 def _file(split: str) -> Path:

@@ -10,7 +10,6 @@ these rows on 200 rows of the test file, the same for all draws, except of messa
 Data sets are in the order of their cost.
 """
 
-import csv
 import json
 import os
 import sys
@@ -21,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from alike_rows import write
+from kept import by_row, difference, kept_runs
 
 from attendrop.cli.demo import generate_messages
 from attendrop.runs.config import RunConfig
@@ -28,9 +29,9 @@ from attendrop.runs.data import divide, load_data
 from attendrop.runs.inference import frozen_features
 from attendrop.runs.model_loading import load_for
 from attendrop.studies.screening import cross_validated
-from attendrop.studies.statistics import ALPHA, paired_difference
+from attendrop.studies.statistics import ALPHA
 from attendrop.tasks.base import encode
-from attendrop.tasks.metrics import RowScores, compute_scores
+from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import groups_of, subset
 from attendrop.tasks.tokenization import columns_of
 
@@ -72,10 +73,8 @@ def config_of(name: str, size: str = "", draw: int = 0) -> RunConfig:
     """Return the options of a data set, with all of its training rows or a draw of a size; messages are written."""
     place = Path(os.environ["ATTENDROP_DATA"])
     if name == "messages" and not (place := FILE.parents[3] / "build" / "screening" / str(draw)).exists():
-        (place / name).mkdir(parents=True)
         for part, rows in zip(("train", "test"), generate_messages(draw + 1, test_rows=105), strict=True):
-            with (place / name / f"{part}.csv").open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([("text", "label"), *rows])
+            write(place / name / f"{part}.csv", [("text", "label"), *rows])
     data, sizes = SETS[name]
     given = {key: value.format(data=place, name=name) for key, value in data.items()} | sizes.get(size, {})
     given |= {} if "task" in given else {"text_columns": ("text",)}
@@ -128,30 +127,26 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def after_fine_tuning() -> Iterator[str]:
     """Yield a table of both encoders on the same draws of step 6: five rows a class, with names of classes."""
-    kept = []
-    for name in ("6_label_names_mpnet", "6_label_names"):
-        lines = (FILE.parents[1] / name / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-        kept.append([json.loads(line) for line in lines])
+    kept = [kept_runs(FILE.parents[1] / name / "runs.jsonl") for name in ("6_label_names_mpnet", "6_label_names")]
     yield "| data | method | draws | all-mpnet-base-v2 | MiniLM | difference |"
     yield "|---|---|---:|---:|---:|---:|"
     for data, method in product(("banking77", "hwu64"), ("finetune", "ad-drop")):
         found = [
-            {run["seed"]: RowScores.from_dict(run["row_scores"]).values for run in runs if run["method"] == method
+            {run["seed"]: run["row_scores"] for run in runs if run["method"] == method
              and run["run"]["train_file"].startswith(data) and run["run"].get("shots") == 5
              and run["run"].get("label_names") == "auto" and "label_map" not in run["run"]}
             for runs in kept
         ]  # fmt: skip
         draws = sorted(found[0].keys() & found[1].keys())
-        large, small = (np.stack([of[draw] for draw in draws]).astype(float) for of in found)
-        of = paired_difference(large.mean(axis=1), small.mean(axis=1), large - small, large.shape[1]).mean
-        shown = f"{of.value:+.3f} [{of.low:+.3f}, {of.high:+.3f}]" if len(draws) > 1 else f"{of.value:+.3f}"
+        large, small = (by_row(of[draw] for draw in draws) for of in found)
+        shown = difference(large, small) if len(draws) > 1 else f"{large.mean() - small.mean():+.3f}"
         yield f"| {data} | {method} | {len(draws)} | {large.mean():.3f} | {small.mean():.3f} | {shown} |"
 
 
 def main() -> None:
     """Run from the command line."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    runs = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()] if FILE.exists() else []
+    runs = kept_runs(FILE)
     if sys.argv[1:2] == ["run"]:
         features, done = dict[Any, Features](), {(run["data"], run["size"], run["draw"]) for run in runs}
         every = [(name, size, draw) for draw in DRAWS for name, (_, sizes) in SETS.items() for size in sizes]

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alike_rows import write
+from alike_rows import DATA, write
 
 from attendrop.tasks.class_names import in_words
 
-DATA = {"banking77": "category", "hwu64": "intent"}
 DRAWS = range(1, 6)
 
 

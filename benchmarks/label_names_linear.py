@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from kept import by_row, difference, kept_runs
 from label_name_rows import DATA, deranged
 from transformers import AutoModel, AutoTokenizer
 
 from attendrop.runs.inference import unit_vectors
-from attendrop.studies.statistics import paired_difference
 from attendrop.support.files import resolve_model
 from attendrop.tasks.class_names import in_words
 from attendrop.tasks.custom_files import load_files
@@ -109,22 +109,9 @@ def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "|---|" + "---:|" * (len(FORMS) + 1)
     for data in DATA:
         for rows in ROWS:
-            of = {
-                form: np.stack(
-                    [
-                        RowScores.from_dict(each).values
-                        for each in kept
-                        if (each["data"], each["shots"], each["form"]) == (data, rows, form)
-                    ]
-                ).astype(float)
-                for form in FORMS
-            }
-            cells = [f"{of['rows'].mean():.3f}"]
-            for form in list(FORMS)[1:]:
-                found = paired_difference(
-                    of[form].mean(axis=1), of["rows"].mean(axis=1), of[form] - of["rows"], of["rows"].shape[1]
-                ).mean
-                cells.append(f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]")
+            cell = [each for each in kept if (each["data"], each["shots"]) == (data, rows)]
+            of = {form: by_row(each for each in cell if each["form"] == form) for form in FORMS}
+            cells = [f"{of['rows'].mean():.3f}", *(difference(of[form], of["rows"]) for form in list(FORMS)[1:])]
             yield f"| {data} | {rows} | " + " | ".join(cells) + " |"
 
 
@@ -135,16 +122,14 @@ def main() -> None:
         RESULTS.mkdir(parents=True, exist_ok=True)
         for name in models:
             encoder, file = Encoder(name), RESULTS / f"linear-{Path(name).name}.jsonl"
-            kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+            kept = kept_runs(file)
             with file.open("a", encoding="utf-8") as lines:
                 for run in (run for data in DATA for run in runs(encoder, data, kept)):
                     print(json.dumps(run), file=lines, flush=True)
     for file in sorted(RESULTS.glob("linear-*.jsonl")):
-        kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        print(
-            f"{file.stem.removeprefix('linear-')}, ten draws; differences from rows alone with 95 % CI (draws × rows)\n"
-        )
-        print(*table(kept), sep="\n", end="\n\n")
+        name = file.stem.removeprefix("linear-")
+        print(f"{name}, ten draws; differences from rows alone with 95 % CI (draws × rows)\n")
+        print(*table(kept_runs(file)), sep="\n", end="\n\n")
 
 
 if __name__ == "__main__":

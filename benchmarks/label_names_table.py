@@ -3,14 +3,13 @@
 For step 6 of docs/experiments.md. Differences are of the same draws of training rows; 95 % CI over draws and test rows.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kept import difference, kept_runs
 
-from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.metrics import RowScores
 
 RESULTS = Path(__file__).parents[1] / "results" / "does_it_help"
@@ -43,9 +42,7 @@ Runs = dict[tuple[Any, ...], dict[int, Any]]
 def read_runs(folder: str = "6_label_names") -> Runs:
     """Read the scores by row of all runs, by data, rows per class, method and option, and by draw."""
     runs: Runs = {}
-    file = RESULTS / folder / "runs.jsonl"
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-        run = json.loads(line)
+    for run in kept_runs(RESULTS / folder / "runs.jsonl"):
         given, draw = run["run"], run["seed"]
         names, data = given.get("label_names"), Path(given["train_file"]).parent.name
         if data.isdigit():  # each draw of the messages is a file of its own
@@ -66,8 +63,7 @@ def cell(runs: Runs, data: str, shots: int, one: tuple[Any, ...], other: tuple[A
     if len(draws) < 2:
         return len(draws), "-"
     first, second = (np.stack([each[draw] for draw in draws]) for each in found)
-    mean = paired_difference(first.mean(axis=1), second.mean(axis=1), first - second, first.shape[1]).mean
-    return len(draws), f"{mean.value:+.3f} [{mean.low:+.3f}, {mean.high:+.3f}]"
+    return len(draws), difference(first, second)
 
 
 def lines() -> Iterator[str]:
@@ -107,12 +103,12 @@ def lines() -> Iterator[str]:
             {key[:2] for key in runs if key[0] in of_data}, key=lambda key: (key[0], key[1] or 0)
         ):
             for method in methods:
-                number, difference = cell(runs, data, shots, (method, "auto"), (method, None))
+                number, of_names = cell(runs, data, shots, (method, "auto"), (method, None))
                 if number and (shots == 5 or data not in DATA):
                     alone, named = (runs[data, shots, method, names] for names in (None, "auto"))
                     means = [np.mean([each[draw] for draw in alone if draw in named]) for each in (alone, named)]
                     scores = " | ".join(f"{mean:.3f}" for mean in means)
-                    yield f"| {model}{data}, {shots or 5} | {method} | {number} | {scores} | {difference} |"
+                    yield f"| {model}{data}, {shots or 5} | {method} | {number} | {scores} | {of_names} |"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from encoder_screening import Features, config_of
+from kept import kept_runs
 
 from attendrop.runs.data import load_data
 from attendrop.studies.learning_curve import FACTORS, SEEDS, curve_of
@@ -126,7 +127,7 @@ def table(kept: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Run from the command line."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    kept = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()] if FILE.exists() else []
+    kept = kept_runs(FILE)
     if sys.argv[1:2] == ["run"]:
         done = {(run["data"], run["rows"], run["draw"]) for run in kept}
         with FILE.open("a", encoding="utf-8") as lines:

@@ -2,8 +2,9 @@
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,9 @@ from attendrop import export_onnx, prune
 def contenders(model: PreTrainedModel) -> dict[str, Contender]:
     """The stock model; the same without padding; and with all layers constant but the first."""
     model = model.eval()
-    last = range(1, model.config.num_hidden_layers)
-    return {
-        "stock": of_model(model),
-        "unpadded": of_model(prune(model, [])),
-        "pruned": of_model(prune(model, list(last))),
-    }
+    last = list(range(1, model.config.num_hidden_layers))
+    models = {"stock": model, "unpadded": prune(model, []), "pruned": prune(model, last)}
+    return {name: predicting(lambda batch, each=each: each(**batch)) for name, each in models.items()}
 
 
 def onnx_contenders(setting: Setting, model: BertForSequenceClassification) -> dict[str, Contender]:
@@ -41,29 +39,22 @@ def onnx_contenders(setting: Setting, model: BertForSequenceClassification) -> d
         for name, exported in models.items():
             path = Path(folder) / f"{name}.onnx"
             export_onnx(exported, path)
-            method_state = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            found[name] = _of_session(method_state)
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            found[name] = predicting(partial(_run, session))
     return found
 
 
-def of_model(model: Callable[..., Any]) -> Contender:
-    """Return the passes of a model."""
+def predicting(program: Step) -> Contender:
+    """Return the passes of a program on a batch, without gradients."""
 
     @contextmanager
     def contender() -> Iterator[Step]:
         with torch.inference_mode():
-            yield lambda batch: model(**batch)
+            yield program
 
     return contender
 
 
-def _of_session(method_state: Any) -> Contender:
-    @contextmanager
-    def contender() -> Iterator[Step]:
-        def step(batch: Batch) -> None:
-            types = {"token_type_ids": torch.zeros_like(batch["input_ids"])}
-            method_state.run(None, {name: value.numpy() for name, value in (batch | types).items()})
-
-        yield step
-
-    return contender
+def _run(session: Any, batch: Batch) -> None:
+    types = {"token_type_ids": torch.zeros_like(batch["input_ids"])}
+    session.run(None, {name: value.numpy() for name, value in (batch | types).items()})

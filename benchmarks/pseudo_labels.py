@@ -21,27 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from alike_rows import write
+from kept import by_row, difference, kept_runs
 from label_names_linear import RESULTS, Encoder
 from scipy.special import softmax
 from unlabelled_rows import texts_of
 
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
-from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.class_names import in_words, same_text
-from attendrop.tasks.metrics import RowScores
 from attendrop.tasks.types.linear_models import fit_logistic_regression, self_trained
 
 FILE = RESULTS.parent / "7_unlabelled" / "fine_tuning.jsonl"
 LABELS = {"hwu64": "intent", "banking77": "category"}
 SHOTS, DRAWS, FORMS = (3, 5), range(3), ("start", "pseudo-labels")
-
-
-def write(path: Path, rows: Sequence[Sequence[str]]) -> str:
-    """Write a table and return its path."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(rows)
-    return str(path)
 
 
 def pseudo_labelled(rows: Sequence[tuple[str, str]], texts: Sequence[str], encoder: Encoder) -> list[tuple[str, str]]:
@@ -72,13 +65,9 @@ def runs(data: str, shots: int, draw: int, encoder: Encoder) -> Iterator[dict[st
         texts = texts_of(data)[:4000]
         options: dict[str, Any] = {"model": "minilm", "method": "finetune", "seed": draw, "label_type": "class"}
         options |= {"text_columns": ("text",), "label_column": LABELS[data], "eval_file": str(source / "test.csv")}
-        more = write(place / "texts.csv", [("text",), *((text,) for text in texts)])
-        start: dict[str, Any] = {
-            "train_file": str(source / "train.csv"),
-            "shots": shots,
-            "label_names": "auto",
-            "unlabelled": more,
-        }
+        write(place / "texts.csv", [("text",), *((text,) for text in texts)])
+        start: dict[str, Any] = {"train_file": str(source / "train.csv"), "shots": shots, "label_names": "auto"}
+        start["unlabelled"] = str(place / "texts.csv")
         found = train(RunConfig(output_dir=str(place / "start"), **options, **start), keep_model=False)
         yield {"form": "start", "used": found["data"]["unlabelled"]["used"], **found["row_scores"]}
         drawn = json.loads((place / "start" / "sampled_rows.json").read_text(encoding="utf-8"))["train"]
@@ -86,21 +75,18 @@ def runs(data: str, shots: int, draw: int, encoder: Encoder) -> Iterator[dict[st
         known = {same_text(text) for text, _ in rows}
         unknown = [text for text in dict.fromkeys(texts) if same_text(text) not in known]
         names = [(in_words(name), name) for name in sorted({label for _, label in rows})]
-        every = [("text", LABELS[data]), *rows, *names, *pseudo_labelled(rows, unknown, encoder)]
-        own: dict[str, Any] = {
-            "train_file": write(place / "rows.csv", every),
-            "label_names": "none",
-            "max_steps": found["steps"],
-        }
+        labelled = pseudo_labelled(rows, unknown, encoder)
+        write(place / "rows.csv", [("text", LABELS[data]), *rows, *names, *labelled])
+        own: dict[str, Any] = {"train_file": str(place / "rows.csv"), "label_names": "none"}
+        own["max_steps"] = found["steps"]
         again = train(RunConfig(output_dir=str(place / "own"), **options, **own), keep_model=False)
         yield {"form": "pseudo-labels", **again["row_scores"]}
 
 
 def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the table."""
-    lines = (RESULTS / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     without = {}
-    for run in map(json.loads, lines):
+    for run in kept_runs(RESULTS / "runs.jsonl"):
         of = run["run"]
         if run["method"] == "finetune" and of.get("label_names") == "auto" and "label_map" not in of:
             without[of["train_file"].split("/")[0], of.get("shots"), run["seed"]] = run["row_scores"]
@@ -110,19 +96,17 @@ def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
         shown, draws = [], sorted({run["draw"] for run in kept if (run["data"], run["shots"]) == (data, shots)})
         if not draws:
             continue
-        plain = np.stack([RowScores.from_dict(without[data, shots, draw]).values for draw in draws]).astype(float)
+        plain = by_row(without[data, shots, draw] for draw in draws)
         for form in FORMS:
             cell = [run for run in kept if (run["data"], run["shots"], run["form"]) == (data, shots, form)]
-            own = np.stack([RowScores.from_dict(run).values for run in sorted(cell, key=lambda run: run["draw"])])
-            here = plain[: len(own)]
-            of = paired_difference(own.mean(axis=1), here.mean(axis=1), own - here, here.shape[1]).mean
-            shown.append(f"{own.mean():.3f}: {of.value:+.3f} [{of.low:+.3f}, {of.high:+.3f}]")
+            own = by_row(sorted(cell, key=lambda run: run["draw"]))
+            shown.append(f"{own.mean():.3f}: {difference(own, plain[: len(own)])}")
         yield f"| {data} | {shots} | {len(draws)} | {plain.mean():.3f} | " + " | ".join(shown) + " |"
 
 
 def main() -> None:
     """Run from the command line."""
-    kept = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()] if FILE.exists() else []
+    kept = kept_runs(FILE)
     if sys.argv[1:2] == ["run"]:
         encoder, done = Encoder("minilm"), {(run["data"], run["shots"], run["draw"]) for run in kept}
         for draw, data, shots in product(DRAWS, LABELS, SHOTS):

@@ -3,7 +3,6 @@
 ``tests/test_results.py`` compares the pages with them.
 """
 
-import json
 import math
 from collections import defaultdict
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 import alike_table
 import numpy as np
 from alike_table import number, together
+from kept import kept_runs
 from scipy import stats
 from transformers import AutoTokenizer
 
@@ -41,8 +41,8 @@ QUOTED_ON = {
 
 def runs_of(folder: str, **options: Any) -> dict[int, dict[str, Any]]:
     """Return the kept runs, by seed, of AD-DROP with these options, or of plain fine-tuning if there are none."""
-    lines = (RESULTS / folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [run for run in map(json.loads, lines) if run["method"] == ("ad-drop" if options else "finetune")]
+    kept = kept_runs(RESULTS / folder / "runs.jsonl")
+    found = [run for run in kept if run["method"] == ("ad-drop" if options else "finetune")]
     return {run["seed"]: run for run in found if options.items() <= run["options"].items()}
 
 
@@ -91,8 +91,8 @@ def over_seeds(folder: str, **options: Any) -> Estimate:
 
 def on_stsb(**options: Any) -> str:
     """Return AD-DROP minus plain fine-tuning in all layers on 256 rows of STS-B, p = 0.3, and the number of seeds."""
-    lines = (RESULTS / "does_it_help" / "2_strength" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    runs = [run for run in map(json.loads, lines) if run["run"].get("task") == "stsb"]
+    kept = kept_runs(RESULTS / "does_it_help" / "2_strength" / "runs.jsonl")
+    runs = [run for run in kept if run["run"].get("task") == "stsb"]
     plain = {run["seed"]: run["score"] for run in runs if run["method"] == "finetune"}
     wanted = {"layers": "all", "attribution": "gradient", "q": 0.3, "cross_tuning": False, "start_epoch": 0} | options
     own = [

@@ -28,7 +28,6 @@ RESULTS = Path(__file__).with_name("study_throughput.json")
 TARGET = 0.6
 METHODS: dict[str, dict[str, Any]] = {"finetune": {}, "ad-drop": {}, "r-drop": {}}
 OPTIONS = {"max_train_samples": 128, "max_steps": 40, "max_length": 64}
-_PROGRAM = "import sys; from attendrop.cli import main; sys.exit(main())"
 # Variables by which a user, or this repository's tests, set the number of threads.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -49,7 +48,7 @@ def attendrop(*arguments: str) -> Spent:
     environment = {name: value for name, value in os.environ.items() if name not in _THREADS}
     before, start = _cpu_seconds(), time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *arguments, "--quiet"], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "attendrop", *arguments, "--quiet"], env=environment, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"attendrop {' '.join(arguments)} failed:\n{done.stderr}")

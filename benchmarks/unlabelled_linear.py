@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kept import by_row, difference, kept_runs
 from label_names_linear import RESULTS, Encoder
 
 from attendrop.cli.demo import generate_messages
-from attendrop.studies.statistics import paired_difference
 from attendrop.tasks.class_names import in_words
 from attendrop.tasks.metrics import RowScores
 from attendrop.tasks.types.linear_models import fit_logistic_regression, self_trained
@@ -120,20 +120,12 @@ def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
                 cell = [run for run in kept if (run["data"], run["shots"], run["names"]) == (data, shots, named)]
                 if not cell:
                     continue
-                of = {
-                    form: np.stack([RowScores.from_dict(run).values for run in cell if run["form"] == form]).astype(
-                        float
-                    )
-                    for form in ("rows", *forms)
-                }
+                of = {form: by_row(run for run in cell if run["form"] == form) for form in ("rows", *forms)}
                 shown = []
                 for form in forms:
-                    found = paired_difference(
-                        of[form].mean(axis=1), of["rows"].mean(axis=1), of[form] - of["rows"], of["rows"].shape[1]
-                    ).mean
                     share = [run["used"] for run in cell if run["form"] == form and run["used"] is not None]
                     times = f" ({sum(share)} of {len(share)})" if share else ""
-                    shown.append(f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{times}")
+                    shown.append(f"{difference(of[form], of['rows'])}{times}")
                 with_names = "yes" if named else "no"
                 yield f"| {data} | {shots} | {with_names} | {of['rows'].mean():.3f} | " + " | ".join(shown) + " |"
 
@@ -141,7 +133,7 @@ def table(kept: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     """Run from the command line."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    kept = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()] if FILE.exists() else []
+    kept = kept_runs(FILE)
     if sys.argv[1:2] == ["run"]:
         encoder = Encoder(*(sys.argv[2:] or ["minilm"]))
         done = {(run["data"], run["shots"], run["draw"], run["names"]) for run in kept}

@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from label_name_rows import DATA
+from alike_rows import DATA, write
 
 
 def texts_of(data: str) -> list[str]:
@@ -28,10 +28,7 @@ def main() -> None:
     for data, other in zip(DATA, reversed(DATA), strict=True):
         files = {"500": texts[data][:500], "4000": texts[data][:4000], "other": texts[other][:4000]}
         for name, found in files.items():
-            path = Path(sys.argv[1]) / data / f"{name}.csv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([("text",), *((text,) for text in found)])
+            write(Path(sys.argv[1]) / data / f"{name}.csv", [("text",), *((text,) for text in found)])
 
 
 if __name__ == "__main__":

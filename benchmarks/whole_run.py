@@ -63,7 +63,6 @@ trainer.train()
 trainer.evaluate()
 trainer.save_model(output)
 """
-_COMMAND = "import sys; from attendrop.cli import main; sys.exit(main())"
 
 
 def main() -> None:
@@ -105,19 +104,8 @@ def _program(name: str, task: str, rows: int, folder: Path) -> list[str]:
         return [sys.executable, "-c", _STOCK, task, str(files), str(folder / "run"), *settings]
     options = ("--max-train-samples", "--epochs", "--batch-size", "--max-length", "--learning-rate")
     given = [part for option, value in zip(options, settings, strict=True) for part in (option, value)]
-    what = [
-        "train",
-        "--task",
-        task,
-        "--model",
-        "minilm",
-        "--method",
-        "ad-drop",
-        "--set",
-        "cross_tuning=true",
-        "--quiet",
-    ]
-    return [sys.executable, "-c", _COMMAND, *what, *given, "--output-dir", str(folder / "run")]
+    what = f"train --task {task} --model minilm --method ad-drop --set cross_tuning=true --quiet".split()
+    return [sys.executable, "-m", "attendrop", *what, *given, "--output-dir", str(folder / "run")]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from generated import write_or_check
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, DATA = DOCS / "models.md", DOCS / "models.json"
 
@@ -103,16 +105,7 @@ def run(names: list[str]) -> None:
         sys.exit("The library is wrong about:\n" + "\n".join(wrong))
 
 
-def main() -> None:
-    """Run the families, or write the page, or compare."""
+if __name__ == "__main__":
     if "--run" in sys.argv:
         run(sys.argv[sys.argv.index("--run") + 1 :])
-    expected = page(json.loads(DATA.read_text(encoding="utf-8")))
-    if "--check" not in sys.argv:
-        PAGE.write_text(expected, encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != expected:
-        sys.exit("docs/models.md is not up to date; run `make docs`.")
-
-
-if __name__ == "__main__":
-    main()
+    write_or_check({PAGE: page(json.loads(DATA.read_text(encoding="utf-8")))})

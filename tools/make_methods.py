@@ -1,8 +1,9 @@
 """Write docs/methods.md from the registry and the benchmark's results: ``make docs``; ``--check`` only compares."""
 
 import json
-import sys
 from pathlib import Path
+
+from generated import write_or_check
 
 from attendrop.methods.core.base import ANY, DECIDES_PASSES, RULES, Method, Rule
 from attendrop.methods.core.options import described
@@ -138,14 +139,5 @@ def _section(method: type[Method], level: str = "##") -> str:
     return f"{about} Options with their defaults and ranges:\n\n" + "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Write the page, or compare it."""
-    if "--check" in sys.argv:
-        if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit("docs/methods.md is not up to date; run `make docs`.")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check({PAGE: page()})

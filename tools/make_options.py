@@ -3,8 +3,9 @@
 import ast
 import inspect
 import re
-import sys
 from pathlib import Path
+
+from generated import write_or_check
 
 from attendrop.runs.config import RunConfig, declared
 
@@ -46,7 +47,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    if "--check" not in sys.argv:
-        PAGE.write_text(page(), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page():
-        sys.exit("docs/options.md is out of date; run `make docs`.")
+    write_or_check({PAGE: page()})

@@ -8,13 +8,13 @@ the tables are computed.
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import yaml
+from generated import write_or_check
 
 from attendrop.reports.tables import score_scale
 from attendrop.studies.answer import MethodRow, method_rows
@@ -315,14 +315,5 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main() -> None:
-    """Write the pages, or compare them."""
-    for file, text in pages().items():
-        if "--check" not in sys.argv:
-            file.write_text(text, encoding="utf-8")
-        elif file.read_text(encoding="utf-8") != text:
-            sys.exit(f"docs/{file.name} is not up to date; run `make docs`.")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(pages())

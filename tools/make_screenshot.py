@@ -6,9 +6,10 @@ Needs `pip install 'attendrop[browser]'` and a Chromium. `--width`, `--height` a
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
-from chromium import chromium
+from playwright.sync_api import sync_playwright
 
 
 def main() -> None:
@@ -20,7 +21,12 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=1300)
     parser.add_argument("--dark", action="store_true")
     given = parser.parse_args()
-    with chromium() as browser:
+    # That of the system, or playwright's own.
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with (
+        sync_playwright() as driver,
+        driver.chromium.launch(executable_path=program, args=["--no-sandbox"]) as browser,
+    ):
         window = {"width": given.width, "height": given.height}
         page = browser.new_page(viewport=window, color_scheme="dark" if given.dark else "light")
         page.goto(given.page.resolve().as_uri())

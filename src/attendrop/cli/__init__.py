@@ -60,7 +60,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"Error: {one_line(told)}", file=sys.stderr)
         return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

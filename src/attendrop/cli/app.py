@@ -28,10 +28,6 @@ from attendrop.runs.config import RunConfig, Source, declared
 from attendrop.runs.run_folder import is_main_process
 from attendrop.wording import aligned
 
-# In the order of the help.
-_MODULES = ("inspect", "train", "finished_runs", "listings", "demo")
-# Width, in characters, of a table that is not printed to a terminal.
-_NO_LIMIT = 10_000
 # Groups of options of a run's data, on the command line.
 DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
 
@@ -64,7 +60,7 @@ def _app(
 @cache
 def command() -> Any:
     """Return the application with all commands, built once: tests and notebooks call the command line often."""
-    for module in _MODULES:
+    for module in ("inspect", "train", "finished_runs", "listings", "demo"):  # in the order of the help
         importlib.import_module(f"attendrop.cli.{module}")
     return typer.main.get_command(app)
 
@@ -109,12 +105,20 @@ class Groups:
     Args:
         groups: Names of the groups, in the order of the help.
         of: The class that declares the options.
+        argument: An option, and its flag, for which the command also has an argument, FILE.
         changed: Help, shown default and flag of options that mean something else in this command.
     """
 
-    def __init__(self, *groups: str, of: Any = RunConfig, **changed: tuple[str | None, ...]) -> None:
-        self.declared = declared(of)
+    def __init__(
+        self, *groups: str, of: Any = RunConfig, argument: Sequence[str] = (), **changed: Sequence[Any]
+    ) -> None:
+        self.declared, self.argument = declared(of), argument
         self.parameters: list[inspect.Parameter] = []
+        place = inspect.Parameter.KEYWORD_ONLY
+        if argument:
+            as_argument = typer.Argument(metavar="FILE", help=f"The same as {argument[1]}.", show_default=False)
+            annotation: Any = Annotated[str | None, as_argument]
+            self.parameters.append(inspect.Parameter("path", place, default=None, annotation=annotation))
         for name in (name for group in groups for name, about in self.declared.items() if about["group"] == group):
             about = self.declared[name]
             kind: Any = list[str]
@@ -123,33 +127,42 @@ class Groups:
                 kind = of_value if of_value in (int, float, bool) and not about["listed"] else str
             # All are optional, since files and presets may set them.
             annotation = Annotated[kind | None, run_option(name, *changed.get(name, ()), of=of)]
-            place = inspect.Parameter.KEYWORD_ONLY
             self.parameters.append(inspect.Parameter(name, place, default=None, annotation=annotation))
 
     def taken(self, given: dict[str, Any]) -> dict[str, Any]:
         """Remove the options of the groups from those of a command; return those that are given, and read mappings."""
         found = {each.name: given.pop(each.name) for each in self.parameters}
+        if self.argument and (path := found.pop("path")) is not None:
+            name, flag = self.argument
+            if found[name] is not None:
+                raise AttendropError(f"'{path}' and {flag} '{found[name]}' are the same option; give one.")
+            found[name] = path
         for name, value in found.items():
             if value is not None and (example := self.declared[name]["example"]):
                 found[name] = read_settings(value, next(iter(self.declared[name]["flags"]), f"--{name}"), example)
         return {name: value for name, value in found.items() if value is not None}
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that are annotated with :class:`Groups` by the options of these groups.
+def register(command: Callable[..., None]) -> Callable[..., None]:
+    """Add a command to the application.
 
-    For each such parameter, the command gets the values of the options that are given.
+    A parameter that is annotated with a text is an option with this help, and with a second text, which is shown as its
+    default. One that is annotated with :class:`Groups` stands for the options of these groups: the command gets the
+    values of those that are given.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Groups] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        extra = get_args(hints[name])[-1:]
-        if extra and isinstance(extra[0], Groups):
-            groups[name] = extra[0]
-            parameters += extra[0].parameters
-        else:
-            parameters.append(parameter.replace(annotation=hints[name]))
+        kind, *about = get_args(hints[name])
+        if isinstance(about[0], Groups):
+            groups[name] = about[0]
+            parameters += about[0].parameters
+            continue
+        if isinstance(about[0], str):
+            flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
+            about = [typer.Option(*flags, help=about[0], show_default=about[1] if about[1:] else True)]
+        parameters.append(parameter.replace(annotation=Annotated[kind, about[0]]))
 
     def run(**given: Any) -> None:
         of_groups = {name: group.taken(given) for name, group in groups.items()}
@@ -158,7 +171,7 @@ def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
-    return run
+    return app.command()(run)
 
 
 def path_argument(help: str, metavar: str | None = None) -> Any:
@@ -166,33 +179,13 @@ def path_argument(help: str, metavar: str | None = None) -> Any:
     return typer.Argument(metavar=metavar, help=help, callback=os.path.expanduser)
 
 
-def file_argument(option: str) -> Any:
-    """Declare the argument FILE of a command, which stands for one of its options."""
-    return typer.Argument(metavar="FILE", help=f"The same as {option}.", show_default=False)
-
-
-def one_file(file: str | None, option: str, given: str | None) -> str | None:
-    """Return the FILE of a command, or its option; None if there is neither.
-
-    Raises:
-        AttendropError: There are both.
-    """
-    if file is not None and given is not None:
-        raise AttendropError(f"'{file}' and {option} '{given}' are the same option; give one.")
-    return given if file is None else file
-
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DataDir = Annotated[str | None, run_option("data_dir")]
 Device = Annotated[str, run_option("device")]
 Overwrite = Annotated[bool, run_option("overwrite", of=Source)]
-TextPair = Annotated[list[str] | None, typer.Option(help="Second text of a pair; give one for each text.")]
 MethodSettings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU, or per core up to 8"),
-]
+Workers = Annotated[int | None, "Number of processes; 0: only this one.", "one per GPU, or per core up to 8"]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")]
 RunFolder = Annotated[str, path_argument("Folder of a finished run.", "RUN")]
 
@@ -273,5 +266,5 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
     elif not quiet:
         console = PlainConsole()
         if not console.is_terminal:  # programs that read the output need each name on one line
-            console.width = _NO_LIMIT
+            console.width = 10_000
         console.print(shown)

@@ -162,11 +162,9 @@ def write_messages(folder: Path, draw: int = 0, test_rows: int = TEST_ROWS) -> t
     return train, test
 
 
-@ui.app.command()
+@ui.register
 def demo(
-    output_dir: Annotated[
-        str, typer.Option(help="Folder of the data and the answer; finished runs are not repeated.")
-    ] = "attendrop-demo",
+    output_dir: Annotated[str, "Folder of the data and the answer; finished runs are not repeated."] = "attendrop-demo",
     model: Annotated[str, ui.run_option("model")] = "minilm",
     seeds: Annotated[int, ui.run_option("seeds", of=Comparison)] = 4,
     workers: ui.Workers = None,

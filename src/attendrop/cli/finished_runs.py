@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,26 +20,17 @@ from attendrop.support.files import SCHEDULE, check_output, write_bytes, write_j
 from attendrop.tasks.table import STDIN
 from attendrop.wording import RIGHT, aligned, counted, counted_rows, counts_of, interval_of, score_text
 
-if TYPE_CHECKING:
-    from attendrop.reports.learned_patterns import Patterns
-
 _EVALUATED, _PREDICTED = "--eval-file", "--predict-file"
 # Classes, confusions and errors that a report prints, and characters of a text; JSON has all.
 _CLASSES, _CONFUSIONS, _ERRORS, _WIDTH = 30, 10, 5, 100
-# Columns of accuracy at coverage, and the length of a bar of accuracy 1.
-_CURVE, _BAR = ("confidence", "accuracy"), 40
-_PERIODS = 12  # of what AttendOut learnt that are printed
 _PAGE = "attention.html"
 
 
-@ui.app.command()
+@ui.register
 def report(
     folder: Annotated[str, ui.path_argument("Folder of a study, a comparison or a run.", "DIR")],
-    output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(help="Method to compare with, by its label.", show_default="that of the answer, or finetune"),
-    ] = None,
+    output_dir: Annotated[str | None, "Folder of the files.", "DIR/report"] = None,
+    reference: Annotated[str | None, "Method to compare with, by its label.", "that of the answer, or finetune"] = None,
     overwrite: ui.Overwrite = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
@@ -64,29 +55,26 @@ def report(
     ui.show(found.as_dict(), "\n".join(lines), quiet=quiet, as_json=as_json)
 
 
-@ui.app.command()
-@ui.with_run_options
+@ui.register
 def evaluate(
     run: ui.RunFolder,
-    path: Annotated[str | None, ui.file_argument(_EVALUATED)] = None,
     *,
     data: Annotated[
         Mapping[str, Any],
         ui.Groups(
             *("task", "file", "columns", "labels", "format", "rows"),
             of=Source,
+            argument=("file", _EVALUATED),
             split=("Split of the task.", "dev"),
             file=(None, None, _EVALUATED),
         ),
     ],
-    report: Annotated[
-        bool, typer.Option("--report", help="Also analyse errors: classes, confusions, calibration, examples.")
-    ] = False,
+    report: Annotated[bool, "Also analyse errors: classes, confusions, calibration, examples."] = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
 ) -> None:
     """Score the model of a run on labelled data; without any, on the rows that the run held out."""
-    source = Source(**{**data, "file": ui.one_file(path, _EVALUATED, data.get("file"))})
+    source = Source(**data)
     check_source(run, source, labelled=True)
 
     from attendrop.runs.inference import evaluate as evaluate_run
@@ -120,9 +108,11 @@ def error_report(report: Mapping[str, Any]) -> str:
         pairs = [(each["class"], "->", each["predicted"], str(each["rows"])) for each in confusions[:_CONFUSIONS]]
         parts.append(["most confused", *(f"  {line}" for line in aligned(pairs, "lllr"))])
     if coverage := report.get("coverage"):
-        shown = [(f"{each['coverage']:.0%}", *(f"{each[name]:.3f}" for name in _CURVE)) for each in coverage]
-        bars = ["", *("█" * round(_BAR * each["accuracy"]) for each in coverage)]
-        lines = aligned([("most confident", *_CURVE), *shown], "r")
+        rows = [
+            (f"{each['coverage']:.0%}", f"{each['confidence']:.3f}", f"{each['accuracy']:.3f}") for each in coverage
+        ]
+        bars = ["", *("█" * round(40 * each["accuracy"]) for each in coverage)]
+        lines = aligned([("most confident", "confidence", "accuracy"), *rows], "r")
         parts.append([f"{line}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)])
     parts += [found] if (found := remarks(report)) else []
     lines = ["most confident errors"]
@@ -136,39 +126,31 @@ def error_report(report: Mapping[str, Any]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-@ui.app.command()
-@ui.with_run_options
+@ui.register
 def predict(
     run: ui.RunFolder,
-    path: Annotated[str | None, ui.file_argument(_PREDICTED)] = None,
     *,
-    output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl, .conll or .txt file; - is stdout.")],
+    output: Annotated[str, "A .tsv, .csv, .jsonl, .conll or .txt file; - is stdout."],
     data: Annotated[
         Mapping[str, Any],
         ui.Groups(
             *("task", "file", "columns", "format"),
             of=Source,
+            argument=("file", _PREDICTED),
             split=("Split of the task.", "test"),
             file=("Your file; - is stdin.", "", _PREDICTED),
         ),
     ],
-    output_format: Annotated[
-        str | None, typer.Option(help="csv, tsv, jsonl, conll or txt.", show_default="by the extension; csv on stdout")
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probabilities of all classes.")
-    ] = False,
-    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Also write the columns of the file.")] = False,
-    escape_formulas: Annotated[
-        bool,
-        typer.Option("--escape-formulas", help="Write ' before cells that a spreadsheet would compute, such as =1+1."),
-    ] = False,
+    output_format: Annotated[str | None, "csv, tsv, jsonl, conll or txt.", "by the extension; csv on stdout"] = None,
+    probabilities: Annotated[bool, "Write the probabilities of all classes."] = False,
+    keep_columns: Annotated[bool, "Also write the columns of the file."] = False,
+    escape_formulas: Annotated[bool, "Write ' before cells that a spreadsheet would compute, such as =1+1."] = False,
     rows: Annotated[Mapping[str, Any], ui.Groups("rows", of=Source)],
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
 ) -> None:
     """Write a prediction for every row; for GLUE tasks in the format of a submission."""
-    options = {**data, **rows, "file": ui.one_file(path, _PREDICTED, data.get("file"))}
+    options = {**data, **rows}
     if rows.get("skip_bad_rows") and output != STDIN:
         options.setdefault("skipped_file", f"{output}.skipped.jsonl")
     source = Source(**options)
@@ -188,16 +170,12 @@ def predict(
     ui.show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)
 
 
-@ui.app.command()
+@ui.register
 def patterns(
     run: ui.RunFolder,
-    fit: Annotated[
-        int | None, typer.Option(help="Least number of linear pieces of a fitted schedule.", show_default="none")
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option(help="PNG figure of what was learnt.", show_default="RUN/patterns.png")
-    ] = None,
-    options: Annotated[str | None, typer.Option(help="JSON file of the fit.", show_default=f"RUN/{SCHEDULE}")] = None,
+    fit: Annotated[int | None, "Least number of linear pieces of a fitted schedule.", "none"] = None,
+    output: Annotated[str | None, "PNG figure of what was learnt.", "RUN/patterns.png"] = None,
+    options: Annotated[str | None, "JSON file of the fit.", f"RUN/{SCHEDULE}"] = None,
     overwrite: ui.Overwrite = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
@@ -223,7 +201,25 @@ def patterns(
             "steps": found.steps.astype(int).tolist(),
             "period_shares": found.period_shares.tolist(),
         }
-        text = [f"AttendOut: {found.run}", "", *_learnt(found), "", f"Wrote {picture}."]
+        # At most twelve dropout steps, with the first and the last.
+        last = min(len(found.steps), 12) - 1
+        shown = sorted({round(i * (len(found.steps) - 1) / max(last, 1)) for i in range(last + 1)})
+        kinds = {layer.split(".")[0] for layer in found.layers}
+        rows = [["step", *(each.split(".")[1] if len(kinds) == 1 else each for each in found.layers), "reward", "kept"]]
+        for i in shown:
+            cells = ["–" if math.isnan(p) else f"{p:.3f}" for p in found.probabilities[i]]
+            partial, kept = "" if found.period_shares[i] == 1 else "*", "A" if found.attacker_survived[i] else "D"
+            rows.append([f"{found.steps[i]:.0f}{partial}", *cells, f"{found.rewards[i]:+.3f}", kept])
+        survivor = f"the attacker (A) or the defender (D); A {sum(found.attacker_survived)} times."
+        text = [
+            *(f"AttendOut: {found.run}", ""),
+            f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
+            *aligned(rows, RIGHT, " "),
+            f"{len(shown)} of {len(found.steps)} dropout steps. Kept: {survivor}",
+        ]
+        if (found.period_shares < 1).any():
+            text.append("* a partial period, since training ended; it weighs less in a fit.")
+        text += ["", f"Wrote {picture}."]
         if fit is not None and fitted is not None:
             method = learned_patterns.scheduler(found, fitted)
             write_json(schedule, {"method": method.name, "options": method.options()})  # for train --options
@@ -249,45 +245,18 @@ def patterns(
     ui.show(values, "\n".join(text), quiet=quiet, as_json=as_json)
 
 
-def _learnt(found: Patterns) -> list[str]:
-    """Format some dropout steps, with the first and the last: probabilities by layer, reward, survivor."""
-    count = len(found.steps)
-    last = min(count, _PERIODS) - 1
-    shown = sorted({round(i * (count - 1) / max(last, 1)) for i in range(last + 1)})
-    kinds = {layer.split(".")[0] for layer in found.layers}
-    names = [layer.split(".")[1] for layer in found.layers] if len(kinds) == 1 else found.layers
-    rows = [["step", *names, "reward", "kept"]]
-    for i in shown:
-        kept = "A" if found.attacker_survived[i] else "D"
-        cells = ["–" if math.isnan(p) else f"{p:.3f}" for p in found.probabilities[i]]
-        partial = "" if found.period_shares[i] == 1 else "*"
-        rows.append([f"{found.steps[i]:.0f}{partial}", *cells, f"{found.rewards[i]:+.3f}", kept])
-    survived = sum(found.attacker_survived)
-    lines = [
-        f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
-        *aligned(rows, RIGHT, " "),
-        f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
-    ]
-    if (found.period_shares < 1).any():
-        lines.append("* a partial period, since training ended; it weighs less in a fit.")
-    return lines
-
-
-@ui.app.command()
+@ui.register
 def attend(
     model: Annotated[str, ui.path_argument("Folder of a finished run or of a model, hub id, or minilm.")],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="One or more texts.")],
-    text_pair: ui.TextPair = None,
-    method: Annotated[
-        str | None,
-        typer.Option(help="Cross out what this method drops.", show_default=f"that of the run, or {DEFAULT_METHOD}"),
-    ] = None,
+    text_pair: Annotated[list[str] | None, "Second text of a pair; give one for each text."] = None,
+    method: Annotated[str | None, "Cross out what this method drops.", f"that of the run, or {DEFAULT_METHOD}"] = None,
     settings: ui.MethodSettings = None,
-    attribution: Annotated[str, typer.Option(help="gradient or integrated_gradient.")] = "gradient",
-    layers: Annotated[str, typer.Option(help="Layers to show: all, first, or numbers such as 0,5.")] = "all",
-    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="that of the run, or 128")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random drops.")] = 0,
-    output: Annotated[str | None, typer.Option(help="The page, HTML.", show_default=f"RUN/{_PAGE}, or {_PAGE}")] = None,
+    attribution: Annotated[str, "gradient or integrated_gradient."] = "gradient",
+    layers: Annotated[str, "Layers to show: all, first, or numbers such as 0,5."] = "all",
+    max_length: Annotated[int | None, "In tokens.", "that of the run, or 128"] = None,
+    seed: Annotated[int, "Seed of random drops."] = 0,
+    output: Annotated[str | None, "The page, HTML.", f"RUN/{_PAGE}, or {_PAGE}"] = None,
     overwrite: ui.Overwrite = False,
     device: ui.Device = "auto",
     quiet: ui.Quiet = False,
@@ -327,22 +296,18 @@ def attend(
     ui.show(found, "\n".join(lines), quiet=quiet, as_json=as_json)
 
 
-@ui.app.command()
+@ui.register
 def prune(
     run: ui.RunFolder,
-    output_dir: Annotated[str, typer.Option(help="A new folder for the pruned model.")],
-    layers: Annotated[
-        str, typer.Option(help="auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8').")
-    ] = "auto",
+    output_dir: Annotated[str, "A new folder for the pruned model."],
+    layers: Annotated[str, "auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8')."] = "auto",
     select_by: Annotated[
         str,
-        typer.Option(
-            help="importance (loss without a layer); method (what it learnt to drop); auto: importance, unless what "
-            "the method learnt can be told from noise."
-        ),
+        "importance (loss without a layer); method (what it learnt to drop); auto: importance, unless what the method "
+        "learnt can be told from noise.",
     ] = "auto",
-    tolerance: Annotated[float, typer.Option(help="With auto: allowed loss in selection score.")] = 0.0,
-    recover_epochs: Annotated[int, typer.Option(help="Number of epochs of fine-tuning afterwards.")] = 0,
+    tolerance: Annotated[float, "With auto: allowed loss in selection score."] = 0.0,
+    recover_epochs: Annotated[int, "Number of epochs of fine-tuning afterwards."] = 0,
     data_dir: ui.DataDir = None,
     device: ui.Device = "auto",
     quiet: ui.Quiet = False,
@@ -358,11 +323,7 @@ def prune(
             run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
             data_dir=data_dir, device=device, callbacks=[] if quiet else [progress],
         )  # fmt: skip
-    pruned, name = metrics["pruned"], metrics["metric"].replace("_", " ")
-
-    def before_after(values: Mapping[str, Any], shown: Any) -> str:
-        return " -> ".join(dict.fromkeys(shown(values[when]) for when in ("before", "after")))
-
+    pruned, name, times = metrics["pruned"], metrics["metric"].replace("_", " "), ("before", "after")
     layers = f"{len(pruned['layers'])} of {pruned['of']} layers{': ' if pruned['layers'] else ''}"
     ranking = "  ".join(f"{key.split('.')[1]}: {value:.3f}" for key, value in pruned["harm"].items())
     lines = {"constant attention": layers + ", ".join(map(str, pruned["layers"]))}
@@ -381,11 +342,11 @@ def prune(
     sets = ({"selection": pruned["selection"]} if pruned["selection"] else {}) | pruned["all_scores"]
     for part, both in sets.items():
         score = both["before"][metrics["metric"]]
-        before, after = (score_text(both[when][metrics["metric"]], score) for when in ("before", "after"))
+        before, after = (score_text(both[when][metrics["metric"]], score) for when in times)
         gap = f"95 % interval of the difference: {interval_of(both['difference'], score)}"
         lines[f"{part} score"] = f"{name} {before}" + (f" -> {after}  ({gap})" if both["difference"] else "")
-    lines["parameters"] = before_after(pruned["parameters"], lambda count: f"{count:,}")
-    lines["weights on disk"] = before_after(pruned["bytes"], ui.size)
+    lines["parameters"] = " -> ".join(dict.fromkeys(f"{pruned['parameters'][when]:,}" for when in times))
+    lines["weights on disk"] = " -> ".join(dict.fromkeys(ui.size(pruned["bytes"][when]) for when in times))
     if speed := pruned["speed"]:
         spread = f"{speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds"
         rows = counted_rows(speed["rows"], f"rows of {pruned['chosen_on']}", speed["windows"])
@@ -399,19 +360,13 @@ def prune(
     ui.show(metrics, shown, quiet=quiet, as_json=as_json)
 
 
-@ui.app.command()
+@ui.register
 def export(
     run: Annotated[str, ui.path_argument("Folder of a finished run, or of a pruned model.", "RUN")],
-    output: Annotated[
-        str, typer.Option(help="The file, or a folder for model.onnx; the tokenizer is saved beside it.")
-    ],
+    output: Annotated[str, "The file, or a folder for model.onnx; the tokenizer is saved beside it."],
     format_: Annotated[str, typer.Option("--format", help="onnx or torch (torch.export).")] = "onnx",
-    quantize: Annotated[
-        str | None, typer.Option(help="int8: a quarter of the size; the loss in score is measured.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file, and the files saved with it.")
-    ] = False,
+    quantize: Annotated[str | None, "int8: a quarter of the size; the loss in score is measured."] = None,
+    overwrite: Annotated[bool, "Replace the file, and the files saved with it."] = False,
     data_dir: ui.DataDir = None,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
@@ -431,11 +386,11 @@ def export(
     ui.show(found, shown, quiet=quiet, as_json=as_json)
 
 
-@ui.app.command()
+@ui.register
 def push(
     run: ui.RunFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Repository on the hub, such as user/model.")],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    public: Annotated[bool, "Make a new repository public."] = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
 ) -> None:

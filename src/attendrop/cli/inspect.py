@@ -8,7 +8,7 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from attendrop.cli.app import Json, app, path_argument, run_option, show
+from attendrop.cli.app import Json, path_argument, register, run_option, show
 from attendrop.errors import printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
@@ -23,7 +23,7 @@ _MOST_LABELS = 20
 _FEW_VALUES = 20  # of columns that may be read in front of the text
 
 
-@app.command()
+@register
 def inspect(
     file: Annotated[str, path_argument("Training data: a table, such as .csv, .xlsx, .jsonl.", "FILE")],
     eval_file: Annotated[str | None, run_option("eval_file", "Evaluation data, to compare with FILE.")] = None,

@@ -12,10 +12,8 @@ from rich.table import Column, Table
 from attendrop.cli import app as ui
 from attendrop.wording import aligned, counted
 
-_MOST_LISTED = 12  # of the classes of a task
 
-
-@ui.app.command()
+@ui.register
 def methods(
     name: Annotated[str | None, typer.Argument(help="Explain it, or each of a+b: options and source.")] = None,
     as_json: ui.Json = False,
@@ -56,7 +54,7 @@ def _default(default: object) -> str:
     return "''" if default == "" else str(default)
 
 
-@ui.app.command()
+@ui.register
 def tasks(as_json: ui.Json = False) -> None:
     """List the named tasks, and the kinds of tasks for files of your own, with their labels and metrics."""
     from attendrop.tasks.base import TASK_TYPES
@@ -71,14 +69,14 @@ def tasks(as_json: ui.Json = False) -> None:
     for task in found:
         metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
         names = task.type.label_names
-        named = task.type.label_type in ("class", "labels") and 0 < len(names) <= _MOST_LISTED
-        answers = names if named else [task.type.predicts]
+        few = task.type.label_type in ("class", "labels") and 0 < len(names) <= 12
+        answers = names if few else [task.type.predicts]
         answers = answers if task.text_columns else ["as in your files"]
         table.add_row(task.name, task.description, "\n".join(answers), metrics)
     ui.show([dataclasses.asdict(task) for task in found], table, as_json=as_json)
 
 
-@ui.app.command()
+@ui.register
 def doctor(
     model: Annotated[str, ui.path_argument("minilm, a folder, or a hub id; weights are not loaded.")],
     as_json: ui.Json = False,

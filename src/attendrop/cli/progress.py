@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from attendrop.runs.run_trainer import epoch_metrics
 from attendrop.studies.executor import Event
 from attendrop.wording import score_text
 
-# From this part of a run on, the time of a study is estimated.
-_MEASURED = 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -43,14 +40,7 @@ class TrainingProgress(TrainerCallback):
         self.bar.start()
         self.bar.update(self.task, completed=state.global_step, total=state.max_steps)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, logs: Any = None, **_: Any) -> None:
         """Print the line of an epoch once its loss is logged, and its score, if it is evaluated."""
         logs = logs or {}
         if "loss" in logs:
@@ -58,9 +48,8 @@ class TrainingProgress(TrainerCallback):
             metrics = epoch_metrics(state.log_history, number)
             dropped = {name.partition("/")[0]: value for name, value in metrics.items() if name.endswith("/dropped")}
             parts = [f", {dropped_fraction(name.replace('_', '-'), value)}" for name, value in dropped.items()]
-            self.line = (
-                f"Epoch {number} of {args.num_train_epochs:.0f}: loss {score_text(metrics['loss'])}{''.join(parts)}"
-            )
+            epoch = f"Epoch {number} of {args.num_train_epochs:.0f}"
+            self.line = f"{epoch}: loss {score_text(metrics['loss'])}{''.join(parts)}"
         score = logs.get(args.metric_for_best_model or "")
         ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
         if self.line and (score is not None or (args.eval_strategy == IntervalStrategy.NO and ended)):
@@ -124,7 +113,7 @@ class StudyProgress:
         text = f"{len(kinds)} of {self.runs}" + (f", {kinds.count('failed')} failed" if "failed" in kinds else "")
         measured = len(kinds) - kinds.count("kept") + parts
         remaining = self.runs - len(kinds) - parts
-        if measured < _MEASURED or remaining <= 0:
+        if measured < 0.1 or remaining <= 0:  # a tenth of a run is too little to estimate by
             return text
         left = (time.monotonic() - self.began) * remaining / measured
         told = f"{left:.0f} s" if left < 60 else f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"

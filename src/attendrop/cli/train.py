@@ -29,13 +29,15 @@ from attendrop.runs.config import (
     read_run_file,
     read_yaml,
 )
-from attendrop.runs.run_folder import RUN
+from attendrop.runs.run_folder import RUN, is_main_process
 from attendrop.studies.comparison import Comparison, MethodSetting, default_methods
 from attendrop.studies.executor import LOCAL, RAY, REFERENCE, REPORTS, with_evaluation
 from attendrop.wording import counted, score_text
 
+_TRAIN_FILE = ("train_file", "--train-file")
 _DATA = ui.Groups(
     *ui.DATA,
+    argument=_TRAIN_FILE,
     eval_file=("Evaluation data. Default: part of the training data is held out.", ""),
     test_fraction=("Instead of --eval-file: the fraction to hold out.", "0.25"),
 )
@@ -44,11 +46,9 @@ _TRAINING = (
 )
 
 
-@ui.app.command()
-@ui.with_run_options
+@ui.register
 def compare(
     *,
-    file: Annotated[str | None, ui.file_argument("--train-file")] = None,
     data: Annotated[Mapping[str, Any], _DATA],
     compared: Annotated[Mapping[str, Any], ui.Groups("methods", of=Comparison)],
     settings: Annotated[
@@ -73,7 +73,6 @@ def compare(
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
-    train_file = ui.one_file(file, "--train-file", data.get("train_file"))
     listed = names(search.get("models", ""))
     if listed and "auto" not in listed and data.get("model") not in (None, *listed):
         raise AttendropError(f"model '{data['model']}' is not one of models; add it there, or omit it.")
@@ -88,8 +87,7 @@ def compare(
             raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {example}.")
         values.setdefault(method, {}).setdefault(option, []).append(value)
     search = {name: checked(Comparison, name, value) for name, value in search.items()}
-    run = with_evaluation(run | {"train_file": train_file})
-    config = RunConfig(**run, on_data=partial(announce_files, quiet=quiet))
+    config = RunConfig(**with_evaluation(run), on_data=partial(announce_files, quiet=quiet))
     named = named or tuple(default_methods())
     if absent := next((name for name in values if name not in named), None):
         raise AttendropError(f"--set {absent}: method '{absent}' is not compared; add it to --methods.")
@@ -114,13 +112,13 @@ def compare(
         raise typer.Exit(1)
 
 
-@ui.app.command()
+@ui.register
 def study(
     file: Annotated[str, ui.path_argument("YAML file of data, methods and seeds.", "FILE")],
-    output_dir: Annotated[str | None, typer.Option(help="Folder of the study.", show_default="runs/FILE")] = None,
+    output_dir: Annotated[str | None, "Folder of the study.", "runs/FILE"] = None,
     workers: ui.Workers = None,
     ray: ui.Ray = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    dry_run: Annotated[bool, "Only list the runs."] = False,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,
 ) -> None:
@@ -154,16 +152,11 @@ def study(
 # `attendrop train` ----------------------------------------------------------------------------------------------------
 
 
-@ui.app.command()
-@ui.with_run_options
+@ui.register
 def train(
     *,
-    file: Annotated[str | None, ui.file_argument("--train-file")] = None,
-    data: Annotated[Mapping[str, Any], ui.Groups(*ui.DATA)],
-    method: Annotated[
-        str | None,
-        typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default=DEFAULT_METHOD),
-    ] = None,
+    data: Annotated[Mapping[str, Any], ui.Groups(*ui.DATA, argument=_TRAIN_FILE)],
+    method: Annotated[str | None, "`attendrop methods` lists them; finetune is the baseline.", DEFAULT_METHOD] = None,
     settings: ui.MethodSettings = None,
     options_file: Annotated[
         str | None,
@@ -176,15 +169,8 @@ def train(
         str | None, typer.Option("--preset", help="paper: training settings of the method's paper.")
     ] = None,
     output_dir: Annotated[str | None, typer.Option(show_default="runs/TASK-METHOD-seedSEED")] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Resume from the last complete checkpoint; with --config RUN/run.yaml, that run."
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder when this one is complete.")
-    ] = False,
+    resume: Annotated[bool, "Resume from the last complete checkpoint; with --config RUN/run.yaml, that run."] = False,
+    overwrite: Annotated[bool, "Replace the run in the folder when this one is complete."] = False,
     push_to_hub: Annotated[
         str | None,
         typer.Option(
@@ -196,8 +182,7 @@ def train(
     as_json: ui.Json = False,
 ) -> None:
     """Fine-tune a model, and save it with its scores."""
-    train_file = ui.one_file(file, "--train-file", data.get("train_file"))
-    line = {**data, **training, "train_file": train_file, "method": method, "output_dir": output_dir}
+    line = {**data, **training, "method": method, "output_dir": output_dir}
     line = {name: value for name, value in line.items() if value is not None}
     if resume and config is not None and output_dir is None:  # the run that is to be resumed, not a new one elsewhere
         own = Path(config).parent
@@ -210,7 +195,6 @@ def train(
         raise AttendropError("push-to-hub uploads one model; train with one seed, or use `attendrop push` afterwards.")
 
     from attendrop.cli.progress import TrainingProgress
-    from attendrop.runs.run_folder import is_main_process
     from attendrop.runs.train import train as train_run
     from attendrop.runs.train import train_seeds
 

@@ -37,7 +37,7 @@ from attendrop.reports.figures import MUTED, SERIES
 from attendrop.reports.report import MOST_BYTES, Section, render, render_page
 from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.model_loading import load_config, load_for
-from attendrop.runs.run_folder import check_finished, check_keeps_model, config_of_run, read_metrics, read_run
+from attendrop.runs.run_folder import check_keeps_model, config_of_run, read_finished, read_run
 from attendrop.support.models import ROW_INDEX, Batch, compute_device, number_of_rows, to_device
 from attendrop.tasks.base import encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import files_task
@@ -56,8 +56,6 @@ ATTRIBUTIONS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "gradient": gradient_attribution,
     "integrated_gradient": integrated_gradient_attribution,
 }
-# What a method acts on, see MethodInfo, if it can drop positions of attention.
-IN_ATTENTION = frozenset({"scores", "weights", "heads", "layers"})
 _NEW_HEAD = (
     "The model has no trained head for this task: its head is random, and so are its predictions, the attributions and "
     "what is dropped by them. Attention is the model's own."
@@ -104,7 +102,8 @@ def acting_in_attention(method: Method) -> Method | None:
 
     A skipped layer and a dropped head count as all of their positions.
     """
-    parts = [part for part in method.parts if part.info.uses_attention and IN_ATTENTION & set(part.info.acts_on)]
+    of_attention = {"scores", "weights", "heads", "layers"}
+    parts = [part for part in method.parts if part.info.uses_attention and of_attention & set(part.info.acts_on)]
     if len(parts) == len(method.parts):
         return method
     return Compose(*parts) if len(parts) > 1 else parts[0] if parts else None
@@ -381,24 +380,25 @@ def load_stages(
         AttendropError: The run is not finished, its model was not kept, or the model cannot be loaded; or the method
             has no such options.
     """
-    folder, config, own, num_texts, new = Path(name), None, None, None, frozenset[str]()
-    run, metrics = read_run(folder) if folder.is_dir() else None, dict[str, Any]()
-    if run is not None:
-        check_finished(name)
-        metrics = read_metrics(folder) or {}
+    folder, config, own, new = Path(name), None, None, frozenset[str]()
+    metrics: dict[str, Any] = {}
+    if folder.is_dir() and read_run(folder) is not None:
+        run, metrics = read_finished(name)
         config = config_of_run(name, run["config"]).filled(**(run.get("decided") or {}))
         own = acting_in_attention(config.regularizer)
         check_keeps_model(name)
-    if run is not None or is_pruned(name):
+    if config is not None or is_pruned(name):
         model, tokenizer = load_for(str(folder.absolute()), None)[:2]
     else:
         set_seed(seed)
         task_type = task_type_of_model(load_config(name), command="attend")
         model, tokenizer, new = load_for(name, files_task(task_type.inputs[: task_type.least_inputs], task_type))
-    task_type, called = task_type_of_model(model.config), folder.absolute().name
-    stages = [Stage("After training" if config is not None else called, _NEW_HEAD if new else "", model)]
+    task_type = task_type_of_model(model.config)
     task_type.refuse("attend")
+    num_texts = max_length = long_texts = None
+    stages = [Stage(folder.absolute().name, _NEW_HEAD if new else "", model)]
     if config is not None:
+        stages, max_length, long_texts = [Stage("After training", "", model)], config.max_length, config.long_texts
         task = files_task(config.text_columns, task_type) if config.task is None else get_task(config.task)
         num_texts = len(task.text_columns)
         set_seed(config.seed)
@@ -435,7 +435,6 @@ def load_stages(
             stages[-1] = replace(stages[-1], drops=last)
     for stage in stages:
         stage.model.to(compute_device(device))  # type: ignore[arg-type]
-    max_length, long_texts = (None, None) if config is None else (config.max_length, config.long_texts)
     acting = acting if active else None
     return Stages(tuple(stages), tokenizer, task_type, num_texts, max_length, long_texts or HEAD, acting)
 
@@ -539,9 +538,8 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
                     seen = weights[head].ravel().astype(object)
                     seen[hidden] = None
                     maps.append(of | {"a": seen.tolist(), "r": attributions[head].ravel().tolist(), "d": dropped})
-                    of |= {"place": place, "dropped": len(dropped) / layer.possible.sum()}
                     small = {"a": _pooled(weights[head]).tolist(), "r": _pooled(attributions[head]).tolist()}
-                    heads.append(of | small)
+                    heads.append(of | {"place": place, "dropped": len(dropped) / layer.possible.sum()} | small)
     names = [f"{place}. {shown.text[:80]}" for place, shown in enumerate(texts, 1)]
     text = alt.binding_select(options=list(range(len(texts))), labels=names, name="Text")
     shows = alt.binding_radio(options=["attention", "attribution"], name="Shown")
@@ -556,10 +554,8 @@ def viewer_spec(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
         crosses = alt.binding_checkbox(name=f"Cross out what {stages.method.name} drops")
         params.append(alt.param("crosses", value=True, bind=crosses))
     side = min(_LARGEST_CELL, max(8, _LARGEST_MAP // max(len(shown.stages[0].tokens) for shown in texts)))
-    above = [
-        _map(place, stage.name, chosen, side, crosses=stages.method is not None)
-        for place, stage in enumerate(stages.stages)
-    ]
+    crossed = stages.method is not None
+    above = [_map(place, stage.name, chosen, side, crosses=crossed) for place, stage in enumerate(stages.stages)]
     below = [_overview(place, chosen, count, len(layers)) for place in range(len(stages.stages))]
     tokens = [{"text": number, "tokens": list(shown.stages[0].tokens)} for number, shown in enumerate(texts)]
     described = "Attention maps of a layer and head for a text, and an overview of all heads."
@@ -595,8 +591,8 @@ def _shaded(chart: alt.Chart) -> alt.Chart:
 
 def _map(stage: int, name: str, chosen: alt.Parameter, side: int, *, crosses: bool) -> alt.LayerChart:
     """Draw the map of the chosen head in one model, with tokens of equal texts told apart by their numbers."""
-    axis: dict[str, Any] = {"labelExpr": "slice(datum.label, indexof(datum.label, ' ') + 1)", "labelLimit": 120}
-    axis |= {"title": None, "ticks": False, "domain": False}
+    label = "slice(datum.label, indexof(datum.label, ' ') + 1)"
+    axis: dict[str, Any] = {"labelExpr": label, "labelLimit": 120, "title": None, "ticks": False, "domain": False}
     base = (
         alt.Chart(alt.NamedData("maps"))
         .transform_filter(f"datum.text == text && datum.stage == {stage}")
@@ -681,11 +677,11 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
         for number, shown in enumerate(texts, 1)
     ]
     header = ("text", *(stage.name for stage in stages.stages), "note")
-    viewer = render("viewer", identifier="maps-chart", header=header, rows=rows)
-    method = stages.method and stages.method.name
+    viewer, method = render("viewer", identifier="maps-chart", header=header, rows=rows), None
     if stages.method is not None:
         own = given_options(stages.method.name, stages.method.options())
-        method = f"{method} with {', '.join(f'{name}={value}' for name, value in own.items()) or 'its default options'}"
+        options = ", ".join(f"{name}={value}" for name, value in own.items()) or "its default options"
+        method = f"{stages.method.name} with {options}"
     told = {"method": method, "attribution": attribution, "stages": stages.stages, "score": stages.task_type.attributed}
     sections = [
         Section("maps", "Attention", viewer, {"maps-chart": viewer_spec(stages, texts)}),

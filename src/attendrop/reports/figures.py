@@ -10,7 +10,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,6 @@ MUTED = "#808890"
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right", "triangle-left")
 SIZE = {"width": 360, "height": 220}  # pixels; texts of this width can be read on a phone
 _TITLE_WIDTH, _TITLE_LINES = 62, 4  # characters; lines
-# Bands of more methods cover each other.
-_MOST_BANDS = 4
 # What XML cannot hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff￾￿]")
 _CONFIG = {
@@ -130,15 +128,6 @@ def chart_of(records: Sequence[Mapping[str, Any]]) -> tuple[alt.Chart, pd.DataFr
     return alt.Chart(alt.Data(values=values)).encode(tooltip=tips), pd.DataFrame(records, columns=texts, dtype=object)
 
 
-def _of_methods(looks: Looks) -> tuple[alt.Color, alt.Shape]:
-    """Choose colours and markers of methods, the same in all figures of a report; with one legend for both."""
-    legend = alt.Legend(title=None, orient="bottom", columns=2 if max(map(len, looks), default=0) <= 20 else 1)
-    colors = [SERIES[place % len(SERIES)] for place in looks.values()]
-    shapes = [_SHAPES[(place + place // len(SERIES)) % len(_SHAPES)] for place in looks.values()]
-    color = alt.Color("_0:N", scale=alt.Scale(domain=list(looks), range=colors), legend=legend)
-    return color, alt.Shape("_0:N", scale=alt.Scale(domain=list(looks), range=shapes), legend=legend)
-
-
 def _drawn(
     records: Sequence[Mapping[str, Any]],
     methods: Looks,
@@ -151,11 +140,16 @@ def _drawn(
     """Draw a point for each record, with what it has from ``_low`` to ``_high`` as a bar or band, and lines of methods.
 
     Records that are ``_pale`` are; ``clip`` leaves out points beyond the frame. Also returns the texts, see
-    :func:`chart_of`.
+    :func:`chart_of`. Colours and markers of methods are the same in all figures of a report, with one legend for both.
     """
+    legend = alt.Legend(title=None, orient="bottom", columns=2 if max(map(len, methods)) <= 20 else 1)
+    colors = [SERIES[place % len(SERIES)] for place in methods.values()]
+    shapes = [_SHAPES[(place + place // len(SERIES)) % len(_SHAPES)] for place in methods.values()]
+    shape = alt.Shape("_0:N", scale=alt.Scale(domain=list(methods), range=shapes), legend=legend)
     base, values = chart_of(records)
-    color, shape = _of_methods(methods)
-    base = base.encode(color=color, **channels)
+    base = base.encode(
+        color=alt.Color("_0:N", scale=alt.Scale(domain=list(methods), range=colors), legend=legend), **channels
+    )
     spread = base.mark_area(opacity=0.15) if band else base.mark_rule(opacity=0.5, strokeWidth=1.5, clip=True)
     chart = alt.layer(spread.encode(y="_low:Q", y2="_high:Q"))
     if line is not None:
@@ -181,12 +175,6 @@ def _shown_methods(setting: ReportedSetting, labels: Collection[str], looks: Loo
 def _rule(**place: float) -> alt.Chart:
     """Draw a dotted line at a place of an axis."""
     return alt.Chart(alt.Data(values=[place])).mark_rule(color=MUTED, strokeDash=[2, 2])
-
-
-def _score_limits(metric: str) -> tuple[float, float]:
-    """Return the worst and the best possible score."""
-    best = 0.0 if metric.startswith("neg_") else 1.0
-    return best - span_of(metric), best
 
 
 def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
@@ -215,7 +203,8 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
     rows, metric, digits = setting.answer.rows, setting.answer.metric, setting.answer.decimals
     if len(rows) < 2 or not rows[0].is_reference:
         return "there are no scores of the reference and of a method"
-    reference, (worst, best) = rows[0], _score_limits(metric)
+    reference, best = rows[0], 0.0 if metric.startswith("neg_") else 1.0
+    worst = best - span_of(metric)
     low, high = (min(best, reference.mean + end) for end in _gain_limits(rows))
     records: list[dict[str, Any]] = []
     for row in rows:
@@ -255,11 +244,11 @@ def scores(setting: ReportedSetting, _: Looks) -> list[Figure] | str:
 def cost_against_gain(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the difference of each method from the reference, with its interval, over its time of training."""
     rows = {row.label: row for row in setting.answer.rows if math.isfinite(row.cost)}
-    compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
+    compared = [label for label, row in rows.items() if row.pairs > 1]
     if not compared:
         return "no method has two seeds in common with the reference"
     reference = next(row.label for row in setting.answer.rows if row.is_reference)
-    methods, left_out = _shown_methods(setting, {reference, *(row.label for row in compared)}, looks)
+    methods, left_out = _shown_methods(setting, {reference, *compared}, looks)
     low, high = _gain_limits([rows[label] for label in methods])
     records: list[dict[str, Any]] = []
     for row in map(rows.__getitem__, methods):
@@ -291,15 +280,14 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
     groups: dict[str, list[ReportedSetting]] = {}
     sizes: dict[str, int] = {}
-    for setting in results.settings:
-        if setting.answer.rows:
-            of = setting.runs[0]
-            sizes[setting.name] = int(statistics.median(run["data"]["rows"]["train"] for run in setting.runs))
-            # The last two options only choose the number of rows.
-            no_others = (*OF_RUN, "max_train_samples", "shots")
-            options = {name: value for name, value in of["config"].items() if name not in no_others}
-            key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
-            groups.setdefault(key, []).append(setting)
+    for setting in (setting for setting in results.settings if setting.answer.rows):
+        of = setting.runs[0]
+        sizes[setting.name] = int(statistics.median(run["data"]["rows"]["train"] for run in setting.runs))
+        # The last two options only choose the number of rows.
+        no_others = (*OF_RUN, "max_train_samples", "shots")
+        options = {name: value for name, value in of["config"].items() if name not in no_others}
+        key = json.dumps([of["task"], of["model"], of["metric"], options], sort_keys=True)
+        groups.setdefault(key, []).append(setting)
     figures = []
     for group in (sorted(group, key=lambda setting: sizes[setting.name]) for group in groups.values()):
         common = set.intersection(*({row.label for row in setting.answer.rows} for setting in group))
@@ -309,14 +297,12 @@ def score_over_data_size(results: Results, looks: Looks) -> list[Figure] | str:
         methods, left_out = _shown_methods(group[-1], common, looks)
         metric, digits = group[0].answer.metric, max(each.answer.decimals for each in group)
         records: list[dict[str, Any]] = []
-        every: list[float] = []
-        for label in methods:
-            for setting in group:
-                row = next(row for row in setting.answer.rows if row.label == label)
-                every.append(row.mean)
-                record: dict[str, Any] = {"method": label, "training rows": str(sizes[setting.name])}
-                record |= {metric: number(row.mean, digits), "seeds": str(row.n)}
-                records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
+        for label, setting in product(methods, group):
+            row = next(row for row in setting.answer.rows if row.label == label)
+            record: dict[str, Any] = {"method": label, "training rows": str(sizes[setting.name])}
+            record |= {metric: number(row.mean, digits), "seeds": str(row.n)}
+            records.append(record | {"_x": sizes[setting.name], "_y": row.mean})
+        every = [record["_y"] for record in records]
         space = 0.2 * (max(every) - min(every)) or 0.01
         x = alt.X("_x:Q", title="training rows", axis=alt.Axis(values=counts), scale=alt.Scale(type="log"))
         limits = alt.Scale(domain=[min(every) - space, max(every) + space], nice=False)
@@ -335,21 +321,20 @@ def more_rows(results: Results, looks: Looks) -> list[Figure] | str:
     curves = [each for each in results.curves if each.sizes]
     records: list[dict[str, Any]] = []
     for curve in curves:
+        points: list[tuple[float, float, dict[str, Any]]] = []
         for size, score in zip(curve.sizes, curve.scores, strict=True):
-            record: dict[str, Any] = {
+            points.append((size, score, {"90 % interval": "measured"}))
+        for factor, gain in curve.gains.items():
+            low, value, high = (curve.scores[-1] + each for each in (gain.low, gain.value, gain.high))
+            shown = {"90 % interval": f"[{number(low, curve.decimals)}, {number(high, curve.decimals)}]"}
+            points.append((factor * curve.sizes[-1], value, shown | {"_low": low, "_high": high, "_pale": True}))
+        for size, score, more in points:
+            record = {
                 "method": curve.label,
                 "training rows": f"{size:.0f}",
                 curve.metric: number(score, curve.decimals),
             }
-            record |= {"90 % interval": "measured", "_x": size, "_y": score}
-            records.append(record)
-        for factor, gain in curve.gains.items():
-            low, value, high = (curve.scores[-1] + each for each in (gain.low, gain.value, gain.high))
-            size, digits = factor * curve.sizes[-1], curve.decimals
-            shown = f"[{number(low, digits)}, {number(high, digits)}]"
-            record = {"method": curve.label, "training rows": f"{size:.0f}", curve.metric: number(value, digits)}
-            record |= {"90 % interval": shown, "_x": size, "_y": value, "_low": low, "_high": high, "_pale": True}
-            records.append(record)
+            records.append(record | {"_x": size, "_y": score} | more)
     if not records:
         return []
     methods = {label: looks.get(label, 0) for label in dict.fromkeys(each.label for each in curves)}
@@ -427,19 +412,17 @@ def _over_epochs(
     Instead of epochs, the values may be ``over`` other whole numbers. In the caption, ``{rows}`` are those that epochs
     are scored on. Returns one figure, or none if there is no value.
     """
-    frames = {}
-    for name, points in panels.items():
-        frame = pd.DataFrame(points, columns=["method", "epoch", "value"]).astype({"epoch": int, "value": float})
-        frame = frame[np.isfinite(frame["value"])]
-        if len(frame):
-            frames[name] = frame
-    if not frames:
+    points = [(name, *point) for name, own in panels.items() for point in own]
+    frame = pd.DataFrame(points, columns=["panel", "method", "epoch", "value"]).astype({"epoch": int, "value": float})
+    frame = frame[np.isfinite(frame["value"])]
+    if frame.empty:
         return []
-    methods, left_out = _shown_methods(setting, {*pd.concat(frames)["method"]}, looks)
-    has_bands, charts, tables = len(methods) <= _MOST_BANDS, [], []
-    for name, frame in frames.items():
-        digits = decimals(frame["value"].abs().max() / 100, 3)
-        by_epoch = frame.groupby(["method", "epoch"])["value"].agg(["mean", "min", "max", "size"])
+    methods, left_out = _shown_methods(setting, {*frame["method"]}, looks)
+    charts, tables = [], []
+    has_bands = len(methods) <= 4  # those of more cover each other
+    for name, own in frame.groupby("panel", sort=False):
+        digits = decimals(own["value"].abs().max() / 100, 3)
+        by_epoch = own.groupby(["method", "epoch"])["value"].agg(["mean", "min", "max", "size"])
         records: list[dict[str, Any]] = []
         for label in (label for label in methods if label in by_epoch.index):
             for epoch, *drawn, seeds in by_epoch.loc[label].itertuples(name=None):

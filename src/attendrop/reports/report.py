@@ -97,13 +97,9 @@ def script_json(value: Any) -> Markup:
     return Markup(text.translate(_ESCAPES))
 
 
-FOLDER = "report"
 PAGE = "report.html"
 # Lists the files of a report with their hashes; written last.
 CONTENTS = "report.json"
-_LONGEST_SLUG = 60
-# Classes, confusions and errors of a setting that are shown; metrics.json has more.
-_CLASSES, _CONFUSIONS, _ERRORS = 12, 8, 5
 
 
 @dataclass(frozen=True)
@@ -154,7 +150,7 @@ def write_report(
             Altair is not installed.
     """
     folder = Path(folder)
-    output = folder / FOLDER if output is None else Path(output)
+    output = folder / "report" if output is None else Path(output)
     if output.exists() and not output.is_dir():
         raise AttendropError(f"The output '{output}' is a file; name a folder.")
     check_writable(output)
@@ -181,7 +177,7 @@ def write_report(
     several = len({figure.setting for figure in figures if figure.setting}) > 1
     for figure in figures:
         details = filter(None, (figure.detail, figure.setting if several else ""))
-        slugs = [re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:_LONGEST_SLUG] for text in details]
+        slugs = [re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] for text in details]
         stem = whole = "-".join([figure.kind, *slugs])
         count = 1
         while f"{stem}.svg" in contents:  # names that differ in punctuation, other letters or their ends only
@@ -280,7 +276,10 @@ def _key_numbers(found: Answer) -> list[tuple[str, str, str]]:
 
 
 def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None:
-    """Describe the errors of the first run of the recommended method, otherwise of the best one that knows them."""
+    """Describe the errors of the first run of the recommended method, otherwise of the best one that knows them.
+
+    Classes, confusions and errors are the first of those in its ``metrics.json``.
+    """
     scores = {row.label: row.mean for row in setting.answer.rows}
     runs = setting.by_label
     labels = sorted(runs, key=lambda label: (label != setting.answer.use, -scores.get(label, -math.inf)))
@@ -288,7 +287,8 @@ def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None
     if run is None:
         return None
     report = run["report"]
-    worst = [each for each in worst_classes(report) if each["rows"]][:_CLASSES]
+    worst = [each for each in worst_classes(report) if each["rows"]][:12]
+    confusions = report.get("confusions", ())[:8]
     setting_told = f", {setting.name}" if len(results.settings) > 1 else ""
     rates = ("precision", "recall", "f1")
     return {
@@ -296,9 +296,7 @@ def _errors(results: Results, setting: ReportedSetting) -> dict[str, Any] | None
         "classes": [
             (each["class"], each["rows"], each["predicted"], *(f"{each[rate]:.2f}" for rate in rates)) for each in worst
         ],
-        "confusions": [
-            (each["class"], each["predicted"], each["rows"]) for each in report.get("confusions", ())[:_CONFUSIONS]
-        ],
+        "confusions": [(each["class"], each["predicted"], each["rows"]) for each in confusions],
         "sentences": remarks(report),
-        "errors": report.get("errors", ())[:_ERRORS],
+        "errors": report.get("errors", ())[:5],
     }
