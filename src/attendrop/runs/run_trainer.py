@@ -62,7 +62,7 @@ class RunCallback(TrainerCallback, ExportableState):
 
     save_steps: int | None = None  # between checkpoints, besides those at the end of an epoch
     log_steps: int | None = None
-    save_seconds: float | None = None  # between checkpoints, or more, so that writing them takes at most 2 % of the time
+    save_seconds: float | None = None  # between checkpoints, or more: writing takes at most 2 % of the time
     stop_after: int | None = None  # number of steps after which training ends, of a longer schedule
     begun: Callable[[], None] | None = None  # called after the first step: before that, invalid settings are refused
     seconds_so_far: float = 0.0  # of training, once it has ended, with those of earlier processes, from a checkpoint
