@@ -71,8 +71,8 @@ def option(default: Any, group: str = "", help: str = "", allowed: Range | None 
     shown = ""
     if isinstance(default, int | float | str) and not isinstance(default, bool):
         shown = f"{default:g}" if isinstance(default, float) else str(default)
-    metadata = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": (), "example": ""}
-    metadata |= {"listed": False, **more}
+    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": ()}
+    metadata |= {"example": "", "listed": False, **more}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -677,12 +677,12 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
             texts = ((n, v) for name in table.columns for n, v in enumerate(table.column(name)) if isinstance(v, str))
             broken, joined = sorted({n for n, text in texts if "\n" in text or "\r" in text}), list[str]()
             names = (table.columns[0], table.columns[-1]) if broken else ()
-            usual = [{v for v, count in Counter(table.column(name)).items() if v and count > 1} for name in names]
+            often = [{v for v, count in Counter(table.column(name)).items() if v and count > 1} for name in names]
             for line, *row in table.frame.iloc[broken].itertuples(index=False, name=None):
                 fields = [re.split("\r\n|\r|\n", field) for field in row if "\n" in field or "\r" in field]
                 if any(
-                    any(delimiter in each and each.partition(delimiter)[0] in usual[0] for each in parts[1:])
-                    or any(delimiter in each and each.rpartition(delimiter)[2] in usual[1] for each in parts[:-1])
+                    any(delimiter in each and each.partition(delimiter)[0] in often[0] for each in parts[1:])
+                    or any(delimiter in each and each.rpartition(delimiter)[2] in often[1] for each in parts[:-1])
                     or any(
                         each.count(delimiter) == len(header) - 1 > 1 and f"{delimiter} " not in each
                         for each in parts[1:-1]
