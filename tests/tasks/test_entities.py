@@ -56,6 +56,8 @@ REFUSED = [
     ([[4, 8, "PER"], [4, 8, "ORG"]], "overlap"),
     ([[4.0, 8, "PER"]], "is no span; write [start, end, type]"),
     ([[4, 8]], "is no span"),
+    ([{"start": 0, "end": 3, "label": "PER", "text": "Anna"}], "is of 'Anna', and the text has 'Dr.' there; correct"),
+    ([{"start": 4, "end": 7, "label": "PER", "text": "Anna"}], "is of 'Anna', and the text has 'Ann' there; correct"),
     ([{"start": 4, "label": "PER"}], "is no span"),
     ([[4, 8, " "]], "is no span"),
     ("PER", "'PER' is no list of spans; write [] where a text has no entity"),
@@ -66,7 +68,7 @@ REFUSED = [
 @pytest.mark.parametrize(("spans", "message"), REFUSED)
 def test_spans_that_say_no_tags_are_refused_by_their_row(spans: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(BadValue) as told:
-        span_tags(TEXT, read_spans(spans))
+        span_tags(TEXT, read_spans(spans, TEXT))
     assert message in str(told.value)
     good = [{"text": TEXT, "label": [[4, 9, "PER"]]}] * 3  # with a space at the end
     rows = [*good, {"text": TEXT, "label": spans}]

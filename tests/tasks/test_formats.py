@@ -126,6 +126,21 @@ def test_a_row_that_says_nothing_sure_is_refused_by_its_line(name: str, text: st
     assert [row.reason in str(refused.value) for row in load_files(**given, skip_bad_rows=True).skipped] == [True]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text\tlabel\nit came late\tlate\nit came\tno\n", "has 1 tab in each line, as a table has; name it .tsv."),
+        ("John B-PER\nis O\n\n" * 9, "has words in its lines, and their tags; name it .conll."),
+    ],
+)
+def test_tables_and_tags_named_as_texts_are_not_read_as_such(text: str, message: str) -> None:
+    Path("a.txt").write_text(text)
+    with pytest.raises(AttendropError, match=f"a.txt {re.escape(message)}"):
+        read_table(Path("a.txt"))
+    Path("a.txt").write_text(text + "the end of it all\n")  # texts, with tabs and blank lines here and there
+    assert len(read_table(Path("a.txt"))) == text.count("\n") + 1
+
+
 NO_DATA = {
     "book.xlsx:new": "book.xlsx has no sheet 'new'; its sheets are 'Sheet', 'Data, 2024', 'old'.",
     "hub:set:test": "hub:set:test cannot be loaded (Unknown split",

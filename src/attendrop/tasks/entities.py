@@ -34,14 +34,15 @@ def words_of(text: str) -> list[tuple[int, int]]:
     return [found.span() for found in _WORD.finditer(text)]
 
 
-def read_spans(value: Any) -> list[Span]:
+def read_spans(value: Any, text: str | None = None) -> list[Span]:
     """Read spans as lists ``[start, end, type]``, or objects such as ``{"start": 0, "end": 4, "label": "PER"}``.
 
     Returns:
         First character, character after the last, and type of each, in the order of the text.
 
     Raises:
-        BadValue: The value is no list of spans; an empty list is one.
+        BadValue: The value is no list of spans; an empty list is one. Or the ``text`` of an object, which many tools
+            write beside the numbers, is not there in the row's ``text``, if that is given.
     """
     found = listed(value)
     if found is None:
@@ -57,7 +58,14 @@ def read_spans(value: Any) -> list[Span]:
             raise BadValue(
                 f'{str(item)[:60]} is no span; write [start, end, type], or {{"start": 0, "end": 4, "label": "PER"}}'
             )
-        spans.append((parts[0], parts[1], parts[2].strip()))
+        start, end, own = parts[0], parts[1], item.get("text") if isinstance(item, dict) else None
+        there = own if text is None else text[max(start, 0) : end]
+        if isinstance(own, str) and own.split() != there.split():
+            raise BadValue(
+                f"the span [{start}, {end}, {parts[2]!r}] is of {own[:60]!r}, and the text has {there[:60]!r} there; "
+                "correct the numbers: characters count from 0, and the end is the one after the last"
+            )
+        spans.append((start, end, parts[2].strip()))
     return sorted(spans)
 
 

@@ -720,7 +720,7 @@ class Inspection:
                 said["empty_label"] = f"{counted(empty, 'row')} with an empty label among others."
         if self.label_type == "spans":
             bad, columns = BadRows(skip=True), [self.text_columns[0], str(label_column)]
-            table.read(columns, lambda text, value: span_tags(str(text), read_spans(value)), bad)
+            table.read(columns, lambda text, value: span_tags(str(text), read_spans(value, str(text))), bad)
             if wrong := bad.skipped:
                 what = f"{counted(len(wrong), 'row')} with spans that cannot be read ({skipped_places(wrong)})"
                 said["spans"] = f"{what}: {wrong[0].reason}."

@@ -975,9 +975,16 @@ def _read_lines(files: Sequence[Path], columns: Sequence[str], size: int | None)
 def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     """Read a text file; where the first line has labels as for fastText, each line has some, one or several."""
     with text_lines(path) as lines:
-        first = list(islice(lines, 1))
+        first = list(islice(lines, _SNIFFED))
         lines = chain(first, lines)
         if _FASTTEXT.match(first[0]) is None:
+            filled = [line for line in first if line.strip()]
+            words, tabs = {len(line.split()) for line in filled}, {line.count("\t") for line in filled}
+            if 9 < len(filled) < len(first) and len(words) == 1 and words != {1}:
+                raise AttendropError(f"{path} has words in its lines, and their tags; name it .conll.")
+            if len(filled) > 1 and len(tabs) == 1 and tabs != {0}:
+                fields = counted(*tabs, "tab")
+                raise AttendropError(f"{path} has {fields} in each line, as a table has; name it .tsv.")
             yield from _read_lines([path], ["text"], size)
             return
 

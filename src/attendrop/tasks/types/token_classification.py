@@ -281,7 +281,7 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
         kinds, problem = set[str](), "none has a span"
         for (text, _), value in train.values([INPUTS, column]):
             try:
-                span_tags(text, spans := read_spans(value))
+                span_tags(text, spans := read_spans(value, text))
                 kinds |= {kind for _, _, kind in spans}
             except BadValue as bad:  # which is reported when the row's label is read
                 problem = str(bad)
@@ -291,7 +291,7 @@ words = re.findall(r"\\w+|[^\\w\\s]", $texts)  # attendrop.load(folder).predict 
 
     def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
         assert inputs is not None
-        return list(self.label_of(span_tags(inputs[0], read_spans(value))))
+        return list(self.label_of(span_tags(inputs[0], read_spans(value, inputs[0]))))
 
     def prediction_rows(self, outputs: Array, columns: Columns | None = None, *, probabilities: bool) -> list[Answer]:
         """Return ``entities``: spans with ``start``, ``end``, ``label`` and ``text``; tags where no texts are known."""
