@@ -29,6 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     features = datasets.Features({"text": datasets.Value("string"), "label": classes, "all": datasets.List(classes)})
     columns = {"text": [text for text, _ in ROWS], "label": [1, 0], "all": [[1, 0], [-1]]}
     datasets.Dataset.from_dict(columns, features=features).to_parquet("set/train.parquet")
+    Path("images").mkdir()
+    images = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": [None]}, features=images).to_parquet("images/train.parquet")
     book = openpyxl.Workbook()
     assert book.active is not None
     book.active.append(["Read this first, please"])
@@ -144,6 +147,7 @@ def test_tables_and_tags_named_as_texts_are_not_read_as_such(text: str, message:
 NO_DATA = {
     "book.xlsx:new": "book.xlsx has no sheet 'new'; its sheets are 'Sheet', 'Data, 2024', 'old'.",
     "hub:set:test": "hub:set:test cannot be loaded (Unknown split",
+    "hub:images": "cannot be loaded (images has images or sounds alone: 'image'; name other data)",
     "hub:a:b:c:d": "is not of the form hub:NAME, hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT",
     "nobook.xlsx:new": "there is no file nobook.xlsx.",
 }

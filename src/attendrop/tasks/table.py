@@ -921,6 +921,8 @@ def read_hub(
     rows = datasets.load_dataset(*names, split=split, **options)
     features = {key: each for key, each in rows.features.items() if not only or key in only}
     features = {key: of for key, of in features.items() if not hasattr(of, "decode_example") or hasattr(of, "int2str")}
+    if not features:
+        raise AttendropError(f"{names[0]} has images or sounds alone: {names_of(rows.column_names)}; name other data.")
     first = 0
     for batch in rows.select_columns(list(features)).iter(size or max(len(rows), 1)):
         columns = [list(map(_plain, batch[key])) for key in features]
