@@ -355,7 +355,7 @@ class AlphaDropout(Method):
 
     def plan(self, context: StepContext) -> Plan:
         q = 1 - self.p
-        scale = (q + SATURATED**2 * q * (1 - q)) ** -0.5
+        scale: float = (q + SATURATED**2 * q * (1 - q)) ** -0.5
         shift = -scale * (1 - q) * SATURATED
 
         def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
