@@ -1,5 +1,6 @@
 """Files that people have: read as the CSV file of the same rows, recognized by inspection, or refused by their row."""
 
+import csv
 import json
 import os
 import re
@@ -142,6 +143,30 @@ def test_tables_and_tags_named_as_texts_are_not_read_as_such(text: str, message:
         read_table(Path("a.txt"))
     Path("a.txt").write_text(text + "the end of it all\n")  # texts, with tabs and blank lines here and there
     assert len(read_table(Path("a.txt"))) == text.count("\n") + 1
+
+
+SURVEYS = {
+    "qualtrics": 'id,text,mood\nID,"What, then?",How was it?\n"{""ImportId"":""_id""}","{""ImportId"":""Q1""}",\n{}',
+    "qualtrics, of its service": 'id,text,mood\n"{""ImportId"":""_id""}","{""ImportId"":""Q1""}",\n{}',
+    "surveymonkey": "id,text,mood\n,Open-Ended Response,Response\n{}",
+}
+
+
+@pytest.mark.parametrize("name", SURVEYS)
+def test_rows_of_surveys_that_describe_columns_are_no_rows(name: str) -> None:
+    rows = [["1", "it came late", "bad"], ["2", "it came", "good"]]
+    lines = SURVEYS[name].replace("{}", "\n".join(map(",".join, rows)) + "\n").splitlines()
+    Path("survey.csv").write_text("\n".join(lines) + "\n")
+    book = openpyxl.Workbook()
+    assert book.active is not None
+    for row in csv.reader(lines):
+        book.active.append([cell or None for cell in row])
+    book.save("survey.xlsx")
+    for file in ("survey.csv", "survey.xlsx"):
+        with pytest.warns(UserWarning, match="what a survey says of its columns is no row: line 2"):
+            table = read_table(file)
+        assert [list(row) for row in table.values(["id", "text", "mood"])] == rows
+        assert table.places[0] == f"line {len(lines) - 1}"
 
 
 NO_DATA = {

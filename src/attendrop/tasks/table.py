@@ -749,8 +749,14 @@ def _rows_of(
 ) -> Iterator[_Row]:
     """Yield the rows of a table; or its sentences, if it has a word in each row and a column that numbers sentences."""
     records, width = iter(records), len(header)
-    begin = list(islice(records, 1))
-    records, row = chain(begin, records), begin[0][1] if begin else []
+    begin = list(islice(records, 3))
+    # Surveys say more of the columns under their names: Qualtrics the questions and ids, SurveyMonkey kinds of answers.
+    ids = [any(row) and all(cell.startswith('{"ImportId"') for cell in row if cell) for _, row in begin]
+    kinds = [row[:1] == [""] and {"Response", "Open-Ended Response"} & {*row} for _, row in begin[:1]]
+    if more := ids.index(True) + 1 if any(ids) else int(any(kinds)):
+        lines = ", ".join(f"line {line}" for line, _ in begin[:more])
+        warnings.warn(f"{path}: what a survey says of its columns is no row: {lines}.", stacklevel=2)
+    records, row = chain(begin[more:], records), next((row for _, row in begin[more:]), [])
     places = [[at for at, name in enumerate(header) if form.fullmatch(name)] for form in (_SENTENCE, _TOKEN)]
     documents = [at for at, name in enumerate(header) if _DOCUMENT.fullmatch(name)]  # where numbers may begin anew
     at, word = (each[0] if len(each) == 1 and len(row) == width else None for each in places)
