@@ -133,7 +133,7 @@ def test_a_row_that_says_nothing_sure_is_refused_by_its_line(name: str, text: st
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("text\tlabel\nit came late\tlate\nit came\tno\n", "has 1 tab in each line, as a table has; name it .tsv."),
+        ("text\tlabel\nit came late\tlate\nit came\tno\n", "has 1 tab in each line, as a table; name it .tsv."),
         ("John B-PER\nis O\n\n" * 9, "has words in its lines, and their tags; name it .conll."),
     ],
 )

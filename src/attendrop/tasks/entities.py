@@ -59,10 +59,10 @@ def read_spans(value: Any, text: str | None = None) -> list[Span]:
                 f'{str(item)[:60]} is no span; write [start, end, type], or {{"start": 0, "end": 4, "label": "PER"}}'
             )
         start, end, own = parts[0], parts[1], item.get("text") if isinstance(item, dict) else None
-        there = own if text is None else text[max(start, 0) : end]
-        if isinstance(own, str) and own.split() != there.split():
+        if isinstance(own, str) and text is not None and own.split() != text[max(start, 0) : end].split():
+            there = text[max(start, 0) : end][:60]
             raise BadValue(
-                f"the span [{start}, {end}, {parts[2]!r}] is of {own[:60]!r}, and the text has {there[:60]!r} there; "
+                f"the span [{start}, {end}, {parts[2]!r}] is of {own[:60]!r}, and the text has {there!r} there; "
                 "correct the numbers: characters count from 0, and the end is the one after the last"
             )
         spans.append((start, end, parts[2].strip()))

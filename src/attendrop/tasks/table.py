@@ -991,8 +991,7 @@ def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             if 9 < len(filled) < len(first) and len(words) == 1 and words != {1}:
                 raise AttendropError(f"{path} has words in its lines, and their tags; name it .conll.")
             if len(filled) > 1 and len(tabs) == 1 and tabs != {0}:
-                fields = counted(*tabs, "tab")
-                raise AttendropError(f"{path} has {fields} in each line, as a table has; name it .tsv.")
+                raise AttendropError(f"{path} has {counted(tabs.pop(), 'tab')} in each line, as a table; name it .tsv.")
             yield from _read_lines([path], ["text"], size)
             return
 
