@@ -61,7 +61,6 @@ _WEIGHTS = "baseline.safetensors"
 _UNKNOWN = "%d of %d rows have no token that the model knows: their predictions mean nothing."
 _CUT = "%d of %d rows have more tokens than are read (max-length): the rest of their text does not count."
 # Terms of TF-IDF: words and pairs of words; 2 to 5 characters within words.
-
 _TERMS: tuple[dict[str, Any], ...] = (
     {"token_pattern": r"\w+", "ngram_range": (1, 2)},
     {"analyzer": "char_wb", "ngram_range": (2, 5)},
