@@ -65,9 +65,9 @@ The papers' small tasks with their whole training sets, on encoders that two cor
 all-mpnet-base-v2 (110 M, the size of the papers'), by [recipes/full](../recipes/README.md). Neither is an encoder of
 the papers, so what is tested is the claim, and not its figures. Unlike in the papers, nothing is chosen on the
 development set: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five epochs, the last
-counts. MiniLM's runs are complete. All figures are percent; ours of MRPC are accuracy. A claim *holds* if the 95 %
-interval of the difference, for other seeds and other rows, is above zero, and is *contradicted* if it is below zero;
-otherwise it is *not shown*. Intervals are not corrected for the number of claims.
+counts. MiniLM's runs are complete, mpnet's have begun. All figures are percent; ours of MRPC are accuracy. A claim
+*holds* if the 95 % interval of the difference, for other seeds and other rows, is above zero, and is *contradicted* if
+it is below zero; otherwise it is *not shown*. Intervals are not corrected for the number of claims.
 
 """
 _OF_CHOSEN = (
@@ -157,10 +157,12 @@ def _claims(papers: Sequence[dict[str, Any]], measured: Mapping[str, Mapping[str
 
 
 def verdict(runs: Sequence[dict[str, Any]], reference: str, method: str) -> str:
-    """Judge a claim: how far a method is ahead of another, with its interval, and the word for that."""
+    """Judge a claim: how far a method is ahead of another, with its interval, and from three seeds on a word."""
     rows = compared(runs, reference)
     if not rows.keys() >= {reference, method} or (found := rows[method].difference) is None:
         return "not run"
+    if found.n < 3:
+        return f"{_points(found)}, {counted(found.n, 'seed')} of 3"
     word = "holds" if found.mean.low > 0 else "contradicted" if found.mean.high < 0 else "not shown"
     return f"{_points(found)}, {counted(found.n, 'seed')}: *{word}*"
 
