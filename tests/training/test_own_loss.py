@@ -1,7 +1,9 @@
 """A trainer whose loss is not the model's: ``compute_loss`` of a subclass, or a function in its place."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from helpers.checkpointing import checkpointing_arguments
 from helpers.training import ALWAYS, Gradients, examples, history, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from attendrop import ADDrop, AttendOut, AttendropError, Method, RDrop, RegularizedTrainer
 from attendrop.extend import declare_output
@@ -172,6 +175,22 @@ def test_every_pass_has_what_the_loss_adds_and_the_columns_of_its_own_batch(tmp_
     )
     trainer.train()
     assert passes[0] == (False, True) and passes[-2:] == [(True, True)] * 2
+
+
+def test_added_passes_are_without_a_switch_of_a_replaced_forward(tmp_path: Path) -> None:
+    """As trl.SFTTrainer does, whose loss then needs no logits."""
+    trainer = made(computing(lambda model, inputs: model(**inputs, fused=True).loss), tmp_path, ADDrop(), max_steps=2)
+    original, passes = trainer.model.forward, list[bool]()
+
+    @functools.wraps(type(trainer.model).forward)
+    def forward(self: Any, *args: Any, fused: bool = False, **kwargs: Any) -> Any:
+        passes.append(fused)
+        outputs = original(*args, **kwargs)
+        return SequenceClassifierOutput(loss=outputs.loss) if fused else outputs
+
+    trainer.model.forward = MethodType(forward, trainer.model)
+    trainer.train()
+    assert passes[-4:] == [False, True] * 2
 
 
 def test_a_loss_with_a_reference_is_attributed(tmp_path: Path) -> None:

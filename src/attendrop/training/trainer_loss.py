@@ -181,9 +181,14 @@ class TrainerLoss:
 
     def _inputs_of(self, model: nn.Module, inputs: dict[str, Any]) -> Callable[[Batch], Batch]:
         """Return what the model receives for a batch, as a function of it; refuse what a method could not repeat."""
+        # trl.SFTTrainer replaces the forward pass of its model, which gets a switch, so that its loss needs no logits.
+        # Methods may need them: their passes are those of the class.
+        unwrapped: Any = getattr(model, "module", model)  # of DistributedDataParallel
+        replaced = vars(unwrapped).get("_original_forward", vars(unwrapped).get("forward"))  # accelerate wraps that one
+        named = inspect.signature(replaced, follow_wrapped=False).parameters if replaced else {}
+        added = set(named) - set(inspect.signature(type(unwrapped).forward).parameters)
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
             raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
 
         def passed(batch: Batch) -> dict[str, Any]:
@@ -192,7 +197,8 @@ class TrainerLoss:
                 with torch.no_grad(), forked_rng(model), unrecorded(self.trainer):
                     self.compute_loss(model, self._given(batch))
             except _Called as call:
-                return dict(call.args[0])
+                given: dict[str, Any] = call.args[0]
+                return {name: value for name, value in given.items() if name not in added or value is not True}
             finally:
                 hook.remove()
             raise AttendropError(_NOT_CALLED)
