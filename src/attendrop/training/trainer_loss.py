@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
 from attendrop.attention.hooks import evaluating, forked_rng
 from attendrop.attention.plan import Plan, keywords
@@ -181,14 +181,16 @@ class TrainerLoss:
 
     def _inputs_of(self, model: nn.Module, inputs: dict[str, Any]) -> Callable[[Batch], Batch]:
         """Return what the model receives for a batch, as a function of it; refuse what a method could not repeat."""
-        # trl.SFTTrainer replaces the forward pass of its model, which gets a switch, so that its loss needs no logits.
-        # Methods may need them: their passes are those of the class.
-        unwrapped: Any = getattr(model, "module", model)  # of DistributedDataParallel
-        replaced = vars(unwrapped).get("_original_forward", vars(unwrapped).get("forward"))  # accelerate wraps that one
-        named = inspect.signature(replaced, follow_wrapped=False).parameters if replaced else {}
-        added = set(named) - set(inspect.signature(type(unwrapped).forward).parameters)
+        # trl.SFTTrainer replaces the forward pass of its model, also under an adapter, and gives it a switch: its loss
+        # needs no logits. Methods may need them; their passes are those of the class.
+        added = set[str]()
+        for part in (each for each in model.modules() if isinstance(each, PreTrainedModel)):
+            replaced = vars(part).get("_original_forward", vars(part).get("forward"))  # accelerate wraps that one
+            named = inspect.signature(replaced, follow_wrapped=False).parameters if replaced else {}
+            added |= set(named) - set(inspect.signature(type(part).forward).parameters)
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
             raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
 
         def passed(batch: Batch) -> dict[str, Any]:
