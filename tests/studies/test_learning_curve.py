@@ -178,7 +178,7 @@ def test_a_comparison_says_what_more_rows_would_bring(folder: Path, capsys: Capt
     assert all(each["sizes"] == [9, 18, 36] for each in found["curves"])
     sentences = [each["sentence"] for each in found["curves"]]
     capsys.readouterr()
-    assert main(["report", f"{folder}/answer", "--no-viewer"]) == 0
+    assert main(["report", f"{folder}/answer"]) == 0
     page = (folder / "answer" / "report" / "report.html").read_text(encoding="utf-8")
     assert all(sentence in page for sentence in sentences) and (folder / "answer" / "report" / "more_rows.svg").exists()
     assert main([each for each in asked if each != "--curve"]) == 0  # an answer has what was asked for
