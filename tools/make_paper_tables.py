@@ -67,7 +67,8 @@ the papers, so what is tested is the claim, and not its figures. Unlike in the p
 development set: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five epochs, the last
 counts. MiniLM's runs are complete, mpnet's have begun. All figures are percent; ours of MRPC are accuracy. A claim
 *holds* if the 95 % interval of the difference, for other seeds and other rows, is above zero, and is *contradicted* if
-it is below zero; otherwise it is *not shown*. Intervals are not corrected for the number of claims.
+it is below zero; otherwise it is *not shown*. Fewer than three seeds, as of mpnet so far, are no finding. Intervals are
+not corrected for the number of claims.
 
 """
 _OF_CHOSEN = (
