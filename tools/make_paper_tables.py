@@ -71,6 +71,17 @@ it is below zero; otherwise it is *not shown*. Fewer than three seeds, as of mpn
 not corrected for the number of claims.
 
 """
+# AttendOut with the papers' learner, and with rewards or a generator that cannot teach anything.
+LEARNING, CONTROLS = "AttendOut", ("AttendOut, shuffled rewards", "AttendOut without learning")
+_HEAD_OF_CONTROLS = """
+### What AttendOut's generator learns
+
+AttendOut on MiniLM beside two controls ([recipe](../benchmarks/attendout_control.yaml)): the same with shuffled
+rewards, drawn from all rewards so far, and with a generator whose weights hardly change, so that it drops at random at
+the rate at which the others start. Percent, with the verdicts of the first table on "AttendOut is ahead". Movement is
+how far a layer's drop probability is from 50 % at the end of training: mean over layers, in points, for each seed. The
+controls ran in float32, AttendOut and its generator in bfloat16.
+"""
 _OF_CHOSEN = (
     "task",
     f"{PLAIN}: gain by choosing the epoch",
@@ -120,7 +131,8 @@ def read_papers() -> list[dict[str, Any]]:
 def at_full_size() -> str:
     """Make the tables of the claims, and of the runs on each encoder, from the scores that are kept."""
     measured = {name: _full_size(name) for name in ENCODERS}
-    return _claims(read_papers(), measured) + "".join(map(_table_of_runs, ENCODERS, measured.values()))
+    tables = "".join(map(_table_of_runs, ENCODERS, measured.values()))
+    return _claims(read_papers(), measured) + tables + _table_of_controls(measured["minilm"])
 
 
 def _full_size(encoder: str) -> dict[str, list[dict[str, Any]]]:
@@ -130,15 +142,20 @@ def _full_size(encoder: str) -> dict[str, list[dict[str, Any]]]:
     return {task: found for task in TASKS if (found := [run for run in runs if run["run"]["task"] == task])}
 
 
-def compared(runs: Iterable[dict[str, Any]], reference: str) -> dict[str, MethodRow]:
-    """Compare the methods that have runs of a task, by their names in :data:`METHODS`."""
-    named = [
-        {**run, "task": "", "data": {"rows": {}}, "label": name}
+def named(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Label the runs whose method is in :data:`METHODS`."""
+    return [
+        {**run, "label": name}
         for run in runs
         for name, method in METHODS.items()
         if method.items() <= {"method": run["method"], **run["options"]}.items()
     ]
-    return {row.label: row for row in method_rows(named, reference)}
+
+
+def compared(runs: Iterable[dict[str, Any]], reference: str) -> dict[str, MethodRow]:
+    """Compare the methods that have runs of a task, by their names in :data:`METHODS`."""
+    of_task = [{**run, "task": "", "data": {"rows": {}}} for run in named(runs)]
+    return {row.label: row for row in method_rows(of_task, reference)}
 
 
 def _claims(papers: Sequence[dict[str, Any]], measured: Mapping[str, Mapping[str, Any]]) -> str:
@@ -196,6 +213,20 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
         "The papers choose the epoch by its score on the development set, which is what they report. The same runs, "
         f"scored so:\n\n{_table(_OF_CHOSEN, of_chosen)}"
     )
+
+
+def _table_of_controls(tasks: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """Compare AttendOut with its controls where these ran: how far it is ahead, and how far each generator moved."""
+    ran = {task: runs for task, runs in tasks.items() if {run["label"] for run in named(runs)} & set(CONTROLS)}
+    ahead = [[f"minus {name}", *(verdict(runs, name, LEARNING) for runs in ran.values())] for name in CONTROLS]
+    moved = [[f"movement: {name}", *(_movement(runs, name) for runs in ran.values())] for name in (LEARNING, *CONTROLS)]
+    return f"{_HEAD_OF_CONTROLS}\n{_table(['', *ran], [*ahead, *moved])}" if ran else ""
+
+
+def _movement(runs: Iterable[dict[str, Any]], method: str) -> str:
+    """Say how far the drop probabilities of a method's layers are from a half after training, by seed."""
+    ends = [run["learnt"]["drop_probability"][-1].values() for run in named(runs) if run["label"] == method]
+    return ", ".join(f"{100 * sum(abs(each - 0.5) for each in end) / len(end):.1f}" for end in ends)
 
 
 def _in_bfloat16(task: str, runs: Sequence[dict[str, Any]]) -> str:

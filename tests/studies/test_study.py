@@ -62,7 +62,7 @@ def write(path: Path, found: dict[str, Any]) -> str:
 
 def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    found = content(folder, baselines=["majority"], seeds=[3, 5])
+    found = content(folder, baselines=["majority"], seeds=[3, 5, 3])
     own = {"task": "rte", "methods": [{"name": "mixout", "options": {"p": [0.5, 0.9]}}], "baselines": "tfidf"}
     without = {"task": "cola", "baselines": []}
     found["data"] = [without, own, found["data"][0] | {"train_file": "train.csv", "shots": [5, 10]}]

@@ -88,7 +88,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
             raise reader.error(f"has no {key}.")
     seeds = content["seeds"]
     if isinstance(seeds, list):
-        seeds = convert_option(reader.named, "seed", seeds)
+        seeds = list(dict.fromkeys(convert_option(reader.named, "seed", seeds)))
     elif type(seeds) is not int or seeds < 1:
         raise reader.error(f"has seeds={seeds!r}; give their number, or a list.")
     else:
@@ -127,7 +127,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
     settings, labels = dict[str, Sequence[RunSpec]](), dict[str, str]()
     for (name, (_, methods, baselines)), config in zip(points.items(), configs, strict=True):
         specs: dict[str, RunSpec] = {}
-        for seed in dict.fromkeys(seeds):
+        for seed in seeds:
             called: dict[str, RunSpec] = {}
             for method, options, own_label in methods:
                 label = own_label or labelled_method(method, options)
