@@ -96,7 +96,7 @@ def machines(file: Path, here: dict[str, str]) -> list[dict[str, str]]:
     """Return the machines of a file and this one, each once."""
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     before = before if isinstance(before, list) else [before]
-    return [each for each in before if each["processor"] != here["processor"]] + [here]
+    return [each for each in before if each != here] + [here]
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "Attn.LayerDrop": {"method": "attention-layerdrop"},
     "Scheduler": {"method": "scheduler"},
     "AttendOut": {"method": "attendout", "generator_learning_rate": 5e-5},
-    "AttendOut, shuffled rewards": {"method": "attendout-shuffled"},
-    "AttendOut without learning": {"method": "attendout", "generator_learning_rate": 1e-9},
+    "shuffled rewards": {"method": "attendout-shuffled"},
+    "no learning": {"method": "attendout", "generator_learning_rate": 1e-9},
 }
 
 _HEAD = """\
@@ -72,15 +72,14 @@ not corrected for the number of claims.
 
 """
 # AttendOut with the papers' learner, and with rewards or a generator that cannot teach anything.
-LEARNING, CONTROLS = "AttendOut", ("AttendOut, shuffled rewards", "AttendOut without learning")
+LEARNING, CONTROLS = "AttendOut", ("shuffled rewards", "no learning")
 _HEAD_OF_CONTROLS = """
-### What AttendOut's generator learns
+#### What AttendOut's generator learns
 
-AttendOut on MiniLM beside two controls ([recipe](../benchmarks/attendout_control.yaml)): the same with shuffled
-rewards, drawn from all rewards so far, and with a generator whose weights hardly change, so that it drops at random at
-the rate at which the others start. Percent, with the verdicts of the first table on "AttendOut is ahead". Movement is
-how far a layer's drop probability is from 50 % at the end of training: mean over layers, in points, for each seed. The
-controls ran in float32, AttendOut and its generator in bfloat16.
+AttendOut beside two controls ([study](../benchmarks/attendout_control.yaml)): its rewards shuffled, that is, drawn from
+all rewards so far; and a generator whose weights hardly change, so that it drops at random at the rate at which the
+others start. Percent, judged as in the first table. Movement: how far a layer's drop probability is from 50 % after
+training, in points, mean over layers, for each seed. The controls ran in float32, AttendOut in bfloat16.
 """
 _OF_CHOSEN = (
     "task",
@@ -131,8 +130,8 @@ def read_papers() -> list[dict[str, Any]]:
 def at_full_size() -> str:
     """Make the tables of the claims, and of the runs on each encoder, from the scores that are kept."""
     measured = {name: _full_size(name) for name in ENCODERS}
-    tables = "".join(map(_table_of_runs, ENCODERS, measured.values()))
-    return _claims(read_papers(), measured) + tables + _table_of_controls(measured["minilm"])
+    of_encoders = (_table_of_runs(name, runs) + _table_of_controls(runs) for name, runs in measured.items())
+    return _claims(read_papers(), measured) + "".join(of_encoders)
 
 
 def _full_size(encoder: str) -> dict[str, list[dict[str, Any]]]:
@@ -192,7 +191,7 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
     found = {task: compared(runs, PLAIN) for task, runs in tasks.items()}
     rows = []
     for name in METHODS:
-        if any(name in of_task for of_task in found.values()):
+        if name not in CONTROLS and any(name in of_task for of_task in found.values()):
             rows.append([name, *(_cell_of_run(of_task[name]) if name in of_task else "" for of_task in found.values())])
     metrics = [f"{task}, {runs[0]['metric'].replace('_', ' ')}" for task, runs in tasks.items()]
     facts = json.loads((RESULTS / "full" / encoder / "machine.json").read_text(encoding="utf-8"))
@@ -218,8 +217,10 @@ def _table_of_runs(encoder: str, tasks: Mapping[str, Sequence[dict[str, Any]]]) 
 def _table_of_controls(tasks: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     """Compare AttendOut with its controls where these ran: how far it is ahead, and how far each generator moved."""
     ran = {task: runs for task, runs in tasks.items() if {run["label"] for run in named(runs)} & set(CONTROLS)}
-    ahead = [[f"minus {name}", *(verdict(runs, name, LEARNING) for runs in ran.values())] for name in CONTROLS]
-    moved = [[f"movement: {name}", *(_movement(runs, name) for runs in ran.values())] for name in (LEARNING, *CONTROLS)]
+    ahead = [[f"ahead of {name}", *(verdict(runs, name, LEARNING) for runs in ran.values())] for name in CONTROLS]
+    moved = [
+        [f"movement of {name}", *(_movement(runs, name) for runs in ran.values())] for name in (LEARNING, *CONTROLS)
+    ]
     return f"{_HEAD_OF_CONTROLS}\n{_table(['', *ran], [*ahead, *moved])}" if ran else ""
 
 
