@@ -166,7 +166,7 @@ def write_messages(folder: Path, draw: int = 0, test_rows: int = TEST_ROWS) -> t
 def demo(
     output_dir: Annotated[str, "Folder of the data and the answer; finished runs are not repeated."] = "attendrop-demo",
     model: Annotated[str, ui.run_option("model")] = "minilm",
-    seeds: Annotated[int, ui.run_option("seeds", of=Comparison)] = 4,
+    seeds: Annotated[int, ui.run_option("seeds", shown="4", of=Comparison)] = 4,
     workers: ui.Workers = None,
     quiet: ui.Quiet = False,
     as_json: ui.Json = False,

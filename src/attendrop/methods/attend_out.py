@@ -278,8 +278,8 @@ class AttendOut(Method):
     Two copies of the model train on the same batches: the defender with the model's own dropout only; the attacker,
     which is the model, with additional dropout of attention, for which a generator network gives each attention score
     its probability. Every ``dropout_step`` optimizer steps, a period, both are scored, the attacker's advantage rewards
-    the generator, which is trained by policy gradient, and both are merged. Takes about 1.7 times the memory of
-    fine-tuning, and a step 2.5 times its time. Needs the model's optimizer and labelled rows to score on; both are
+    the generator, which is trained by policy gradient, and both are merged. Takes 1.5 to 2.2 times the memory of
+    fine-tuning, and a step 2.6 to 3.2 times its time on a CPU. Needs the model's optimizer and labelled rows to score on; both are
     provided by :class:`attendrop.RegularizedTrainer`.
 
     Example:
