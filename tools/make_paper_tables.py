@@ -64,11 +64,11 @@ date.
 The papers' small tasks with their whole training sets, on encoders that two cores manage: MiniLM (23 M parameters) and
 all-mpnet-base-v2 (110 M, the size of the papers'), by [recipes/full](../recipes/README.md). Neither is an encoder of
 the papers, so what is tested is the claim, and not its figures. Unlike in the papers, nothing is chosen on the
-development set: `p` and `q` are chosen on a tenth of the training rows, with one seed; of five epochs, the last
-counts. MiniLM's runs are complete, mpnet's have begun. All figures are percent; ours of MRPC are accuracy. A claim
-*holds* if the 95 % interval of the difference, for other seeds and other rows, is above zero, and is *contradicted* if
-it is below zero; otherwise it is *not shown*. Fewer than three seeds, as of mpnet so far, are no finding. Intervals are
-not corrected for the number of claims.
+development set: `p` and `q` are chosen among four pairs on a tenth of the training rows, with one seed, for MiniLM;
+mpnet has MiniLM's. Of five epochs, the last counts. MiniLM's runs are complete, mpnet's have begun. All figures are
+percent; ours of MRPC are accuracy. A claim *holds* if the 95 % interval of the difference, for other seeds and other
+rows, is above zero, and is *contradicted* if it is below zero; otherwise it is *not shown*. Fewer than three seeds, as
+of mpnet so far, are no finding. Intervals are not corrected for the number of claims.
 
 """
 # AttendOut with the papers' learner, and with rewards or a generator that cannot teach anything.

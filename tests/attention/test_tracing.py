@@ -11,7 +11,7 @@ import transformers as hf
 from helpers import families, zoo
 from torch import nn
 
-from attendrop import ADDrop, AttendropError, LayerDrop, regularize
+from attendrop import ADDrop, AttendropError, HiddenCut, LayerDrop, SuperT, regularize
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.attention.tracing import _CACHES
 
@@ -153,3 +153,27 @@ def test_what_is_remembered_keeps_no_model_alive() -> None:
     gc.collect()
     assert alive() is None
     assert len(_CACHES) <= before
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe"])
+def test_blocks_with_experts_have_no_feed_forward_to_change(family: str) -> None:
+    """The last projection of such a block is a gate, one of few tokens, or even that to values."""
+    config = getattr(hf, f"{family}Config")(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=2,
+        num_local_experts=2, num_experts_per_tok=1, num_labels=2, pad_token_id=0,
+    )  # fmt: skip
+    model = getattr(hf, f"{family}ForSequenceClassification")(config).train()
+    batch = {"input_ids": torch.randint(1, 50, (2, 5)), "labels": torch.tensor([0, 1])}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with regularize(model, HiddenCut(select_by="random", where="block")) as reg:
+        reg.loss(batch)
+        assert [block.feed_forward for block in reg.adapter.blocks] == [None]
+    with regularize(model, HiddenCut(select_by="random")) as reg, pytest.raises(AttendropError, match="may have exp"):
+        reg.loss(batch)
+    method = SuperT(fraction=0.5, search=0.5)
+    with (
+        regularize(model, method, optimizer=optimizer, total_steps=4) as reg,
+        pytest.raises(AttendropError, match=r"blocks without a feed-forward for all tokens .* set feed_forward=False"),
+    ):
+        reg.loss(batch)

@@ -411,6 +411,17 @@ def test_cards_hold_no_html_of_names_and_labels(shared: Path) -> None:
         assert yaml.safe_load(card.split("---")[1]).keys() <= {"library_name", "pipeline_tag", "base_model", "tags"}
 
 
+def test_cards_of_baselines_say_what_was_trained(shared: Path) -> None:
+    metrics, task_type = tiny.read_metrics(shared / "plain"), Classification(label_names=("no", "yes"))
+    assert "Nothing was fine-tuned. Made with" in baseline_card(metrics, task_type)
+    assert "SetFit trained the encoder on pairs of rows. Made" in baseline_card(
+        metrics | {"method": "setfit"}, task_type
+    )
+    card = model_card(metrics | {"config": metrics["config"] | {"max_steps": 0}}, task_type)
+    assert "with a linear model, on" in card and "Nothing was fine-tuned." in card
+    assert "fine-tuned on" not in card and "epoch" not in card.partition("## Training")[0]
+
+
 def test_bad_rows_are_left_out_of_scores_and_listed(runs: Path, tmp_path: Path, capsys: Captured) -> None:
     file, listed = tmp_path / "in.csv", tmp_path / "bad.jsonl"
     file.write_text("text,label\nthe cat,no\n,no\nNan,yes\na dog,maybe\n")

@@ -122,6 +122,8 @@ def test_whether_other_columns_help_is_told() -> None:
         assert (
             f"and {told}: plain fine-tuning with minus without is {-signed.value:+.3f} [{-signed.high:+.3f}, " in note
         )
+        notes = answer([*plain[:3], *alone[:3]]).notes
+        assert any("Texts begin with channel, date, and there are too few seeds to judge" in note for note in notes)
 
 
 def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
@@ -348,6 +350,23 @@ def test_evaluation_rows_that_were_trained_on_are_told() -> None:
 )
 def test_a_sample_is_of_each_class_only_where_rows_have_one(rows: int, sample: str) -> None:
     more: Run = {"config": {"shots": 5}, "data": {"rows": {"train": rows, "dev": 3000}}}
+    found = answer([*runs("finetune", PLAIN, **more), *runs("mixout", BEHIND, **more)])
+    assert f"for other seeds{sample}, and other" in found.holds_for
+
+
+@pytest.mark.parametrize(
+    ("classes", "sample"),
+    [
+        ({"a": 60, "b": 45}, " and other samples of at most 50 training rows per class"),
+        ({"a": 45, "b": 45}, ", with the same training rows"),
+        ({"a": 50, "b": 50}, " and other samples of 50 training rows per class"),
+    ],
+)
+def test_classes_with_fewer_rows_than_shots_are_no_samples(classes: dict[str, int], sample: str) -> None:
+    classes = {name: min(count, 50) for name, count in classes.items()}
+    parts = {"train": {"classes": {"a": classes["a"] - 5, "b": classes["b"]}}, "selection": {"classes": {"a": 5}}}
+    rows = {"train": sum(classes.values()) - 5, "selection": 5, "dev": 3000}
+    more: Run = {"config": {"shots": 50}, "data": {"rows": rows, "report": {"parts": parts}}}
     found = answer([*runs("finetune", PLAIN, **more), *runs("mixout", BEHIND, **more)])
     assert f"for other seeds{sample}, and other" in found.holds_for
 

@@ -153,6 +153,16 @@ def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path, run_by: A
     assert failed and all(scores == [None] for scores in failed)
 
 
+def test_searches_that_end_in_the_same_setting_are_one_row(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = comparison(
+        folder, methods=[MethodSetting("mixout"), MethodSetting("mixout", {"p": 0.5})], keep_best=False, baselines=()
+    )
+    found = [MethodSetting("finetune"), *(MethodSetting("mixout", {"p": 0.9}, rate) for rate in (None, 1e-3))]
+    final = final_runs(asked, dict(zip([each.label for each in asked.methods], found, strict=True)))
+    assert [spec.method for spec in final] == ["finetune", "mixout"] * asked.seeds
+    assert "The search for mixout p=0.5 ended in a setting that is compared already." in caplog.text
+
+
 def test_the_answer_is_written_whatever_becomes_of_the_model(
     folder: Path, run_by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

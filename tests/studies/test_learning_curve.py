@@ -79,6 +79,10 @@ def run(rows: int, **changes: Any) -> dict[str, Any]:
     return found | changes
 
 
+def fallen(rows: int, score: float) -> dict[str, Any]:
+    return run(rows, score=score, row_scores={"rows": 800, "data": "", "blocks": [score] * 100})
+
+
 def test_what_is_said_of_errors_does_not_depend_on_their_unit() -> None:
     """Metres or kilometres: the same model has the same answer, with as many decimals as its errors need."""
     metric, generator = "neg_root_mean_squared_error", np.random.default_rng(0)
@@ -104,7 +108,11 @@ def test_what_is_said_of_errors_does_not_depend_on_their_unit() -> None:
         ([], "no seed has a score at each number of rows"),
         ([[run(10), run(20), run(40)]], "one seed does not tell how much chance there is"),
         ([[run(30), run(35), run(40)]] * 2, "there are too few rows to take a quarter of, with rows of"),
-        ([[run(10), run(20), run(40)]] * 2, "a quarter and all of the rows are not told apart (accuracy 0.000 [-"),
+        ([[run(10), run(20), run(40)]] * 2, "a quarter and all are not told apart (accuracy 0.000 [-"),
+        (
+            [[fallen(10, 0.85), fallen(20, 0.8), fallen(40, 0.72)]] * 5,
+            "all of the rows are behind a quarter of them (a",
+        ),
         ([[run(10), run(20), run(40, row_scores=None)]] * 2, "there are no scores by row"),
     ],
 )

@@ -303,6 +303,11 @@ class ModelAdapter:
                 return block.skipped(args, kwargs)
             if edit.activations is None and edit.feed_forward is None:
                 output = original(*args, **kwargs)
+            elif block.feed_forward is None:
+                raise AttendropError(
+                    f"{type(module).__name__} {block.key} has no feed-forward for all tokens (it may have experts), so "
+                    "nothing can be changed there; choose an option, or a method, that does not act on it."
+                )
             else:
                 edited = partial(replaced_attribute, self, "_edit", (edit, hidden_states(args, kwargs).shape[:2]))
                 with edited(), recomputed_within(module, edited):

@@ -38,7 +38,8 @@ class Block:
         attention_layers: The attention layers in it; none if its attention was not found.
         input_projections: The modules that make queries, keys and values, by the key of the attention layer.
         output_projections: The module that projects the outputs of the heads, by the key of the attention layer.
-        feed_forward: The last projection of the feed-forward; its inputs are the activations.
+        feed_forward: The last projection of the feed-forward; its inputs are the activations. None: there is no single
+            one, as where tokens go to separate experts.
         extra_outputs: Where each output after the hidden states came from: the number or the name of an argument; None
             for None. None instead of a tuple: the block computes other outputs, or hidden states of another shape, and
             cannot be skipped.
@@ -120,7 +121,7 @@ class StructureEvents:
             before, after = (getattr(each, "shape", None) for each in states)
             known &= before == after  # stages of image models make smaller ones
             sources = tuple(None if value is None else at for at, value in zip(places, others, strict=True))
-            self.events.append(("left", module, (not isinstance(output, tuple), sources if known else None)))
+            self.events.append(("left", module, (not isinstance(output, tuple), sources if known else None, after)))
 
         entered = self.blocks | linear | (embeddings - {None})
         return [
@@ -134,7 +135,7 @@ class StructureEvents:
         visits: Counter[nn.Module] = Counter()
         block: Block | None = None
         waiting: str | None = None
-        before: list[nn.Module] = []
+        before: list[nn.Module] = []  # projections since the block, or the last attention in it, began
         embedding = head = None
         two_stacks = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
         for event, module, detail in self.events:
@@ -143,7 +144,10 @@ class StructureEvents:
                     block, before = Block(module), []
                     blocks.setdefault(module, []).append(block)
                 case "left" if block is not None:
-                    block.returns_tensor, block.extra_outputs = detail
+                    block.returns_tensor, block.extra_outputs, shape = detail
+                    if not any(name.rpartition(".")[2] == "experts" for name, _ in module.named_modules()):
+                        fits = (each for each in reversed(before) if shape is None or output_width(each) in shape)
+                        block.feed_forward = next(fits, None)  # which comes back to the hidden states' width
                     block = None
                 case "attention" if layers_by_module[module]:
                     layer = layers_by_module[module][visits[module]]
@@ -158,7 +162,6 @@ class StructureEvents:
                         block.output_projections[waiting] = module
                         waiting = None
                     elif block is not None:
-                        block.feed_forward = module
                         before.append(module)
                 case "embed" if embedding is None and not (two_stacks and visits):  # after the encoder: the decoder's
                     embedding = module
@@ -193,6 +196,12 @@ def base_layer(module: nn.Module) -> nn.Module:
     while isinstance(inner := getattr(module, "base_layer", None), nn.Module):
         module = inner
     return module
+
+
+def output_width(projection: nn.Module) -> int:
+    """Return the width of what a projection makes."""
+    layer: Any = base_layer(projection)
+    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.nf)
 
 
 def projections(module: nn.Module) -> Iterator[nn.Module]:

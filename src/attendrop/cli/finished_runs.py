@@ -300,7 +300,9 @@ def attend(
 def prune(
     run: ui.RunFolder,
     output_dir: Annotated[str, "A new folder for the pruned model."],
-    layers: Annotated[str, "auto; a count: 4; layers: 0,3,5 or '4,'; '>=0.8': those that AttendOut drops so often."] = "auto",
+    layers: Annotated[
+        str, "auto; a count: 4; layers: 0,3,5 or '4,'; '>=0.8': those that AttendOut drops so often."
+    ] = "auto",
     select_by: Annotated[
         str,
         "importance (loss without a layer); method (what it learnt to drop); auto: importance, unless what the method "

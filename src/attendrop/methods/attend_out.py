@@ -279,8 +279,8 @@ class AttendOut(Method):
     which is the model, with additional dropout of attention, for which a generator network gives each attention score
     its probability. Every ``dropout_step`` optimizer steps, a period, both are scored, the attacker's advantage rewards
     the generator, which is trained by policy gradient, and both are merged. Takes 1.5 to 2.2 times the memory of
-    fine-tuning, and a step 2.6 to 3.2 times its time on a CPU. Needs the model's optimizer and labelled rows to score on; both are
-    provided by :class:`attendrop.RegularizedTrainer`.
+    fine-tuning, and a step 2.6 to 3.2 times its time on a CPU. Needs the model's optimizer and labelled rows to score
+    on; both are provided by :class:`attendrop.RegularizedTrainer`.
 
     Example:
         >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader, total_steps=500) as reg:

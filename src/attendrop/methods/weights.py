@@ -340,7 +340,14 @@ class _SuperT(MethodState):
         if self._adapter is None:
             self._adapter, name = context.adapter, type(context.model).__name__
             modules = [module for block in context.adapter.blocks for module in block.output_projections.values()]
-            modules += [block.feed_forward for block in context.adapter.blocks if block.feed_forward is not None]
+            if self.method.feed_forward:
+                feed_forwards = [block.feed_forward for block in context.adapter.blocks if block.attention_layers]
+                if None in feed_forwards:
+                    raise AttendropError(
+                        f"{name} has blocks without a feed-forward for all tokens (they may have experts), so none can "
+                        "be pruned; set feed_forward=False."
+                    )
+                modules += [module for module in feed_forwards if module is not None]
             if len(set(modules)) < len(modules):
                 raise AttendropError(
                     f"{name} shares its layers, so heads of one cannot be pruned alone; use another model."

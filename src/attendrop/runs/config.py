@@ -237,9 +237,9 @@ class RunConfig:
     unlabelled: str | None = option(
         None, "columns", "File of texts without labels, for linear models and the head's start.", PATH
     )
-    """Read from the column named as the training file's text column, or from the only one. The linear model that a head starts from,
-    and those of baselines, are fitted with these texts, too, if held-out training rows lose nothing by it, see
-    :func:`attendrop.tasks.types.linear_models.self_trained`. For files with one text a row, of one class."""
+    """Read from the column named as the training file's text column, or from the only one. The linear model that a head
+    starts from, and those of baselines, are fitted with these texts, too, if held-out training rows lose nothing by it,
+    see :func:`attendrop.tasks.types.linear_models.self_trained`. For files with one text a row, of one class."""
     task_options: Mapping[str, Any] = option(
         {}, "columns", "Option of the kind of task: num_beams=4.", flags=["--task-set"], example="num_beams=4"
     )

@@ -45,7 +45,7 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     as an adapter, and not merged.
     """
     config, rows, method = metrics["config"], metrics["data"]["rows"], metrics["method"]
-    parts = build_method(method, metrics["options"]).parts
+    parts, linear = build_method(method, metrics["options"]).parts, config.get("max_steps") == 0
     base = lasting_name(metrics["model"])
     is_on_hub = _HUB_NAME.fullmatch(base) is not None and not Path(base).exists()
     front = _front_matter("peft" if adapter else "transformers", task_type, method, base=base if is_on_hub else None)
@@ -56,7 +56,8 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
     training = {f"`{name}`": values[name] for name in _TRAINING if values[name] is not None}
     training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
-    protocol = f"`{metrics['protocol']}`. " + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+    chosen = "Nothing was fine-tuned." if linear else _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+    protocol = f"`{metrics['protocol']}`. {chosen}"
     if (selected := metrics["selection"]) is not None:
         protocol += (
             f" {selected['rows']} training rows were held out for the selection score; then the model was trained "
@@ -79,15 +80,18 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
         classes = f", num_labels={len(task_type.output_names)}" if task_type.output_names else ""
         code = f"from peft import {name}\n\nmodel = {name}.from_pretrained(folder{classes})"
         loading += f"\n\nPEFT alone:\n\n```python\n{code}\n```"
+    made = f"fine-tuned on {_data_name(metrics)} with {method}"
+    about = f"Method `{method}`: {'; '.join(part.info.summary for part in parts)}."
+    if linear:
+        made, about = f"with a linear model, on {_data_name(metrics)}", "A linear model on the frozen encoder."
     sections = [
-        f"# {in_markdown(Path(metrics['model']).name)} fine-tuned on {_data_name(metrics)} with {method}\n\n"
-        f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{method}`: "
-        f"{'; '.join(part.info.summary for part in parts)}.",
+        f"# {in_markdown(Path(metrics['model']).name)} {made}\n\nTrained with attendrop "
+        f"{metrics['versions']['attendrop']}. {about}",
         f"## Data\n\n{_data(metrics)}",
         f"## Protocol\n\n{protocol}",
         f"## Scores\n\n{_scores(metrics)}",
         f"## Which answers to trust\n\n{promise(metrics['accept'])}" if "accept" in metrics else "",
-        f"## Method\n\n`{method}`, active in epochs: {', '.join(acted) or 'none'}.",
+        "## Method\n\n" + (about if linear else f"`{method}`, active in epochs: {', '.join(acted) or 'none'}."),
         _table("option", options) if options else "",
         f"## Training\n\n{_table('option', training)}",
         f"## How to load it\n\n{loading}",
@@ -202,11 +206,12 @@ def pruned_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
 
 def baseline_card(metrics: Mapping[str, Any], task_type: TaskType) -> str:
     """Write the card of a baseline that was kept: what it is, its data and scores, and how to use it."""
+    made = "SetFit trained the encoder on pairs of rows" if metrics["method"] == "setfit" else "Nothing was fine-tuned"
     return f"""{_front_matter("attendrop", task_type, metrics["method"])}
 
 # Baseline {metrics["method"]} on {_data_name(metrics)}
 
-Nothing was fine-tuned. Made with attendrop {metrics["versions"]["attendrop"]}.
+{made}. Made with attendrop {metrics["versions"]["attendrop"]}.
 
 ## Data
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -255,10 +256,17 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
         return one if differences else "Nothing is compared with the reference: there are no intervals."
     config, trained = run.get("config", {}), ", with the same training rows"
     if sample := config.get("shots") or config.get("max_train_samples"):
-        rows_of = run["data"]["rows"]
-        if (used := sum(rows_of.get(part, 0) for part in ("train", "selection", "reward"))) >= sample:  # not all
-            per_class = " per class" if config.get("shots") and used > sample else ""  # or in all
-            trained = f" and other samples of {sample} training rows{per_class}"
+        own = ("train", "selection", "reward")
+        described = run["data"].get("report", {}).get("parts", {})
+        by_class = sum((Counter(described.get(part, {}).get("classes", {})) for part in own), Counter[str]())
+        used = sum(run["data"]["rows"].get(part, 0) for part in own)
+        if config.get("shots") and by_class.total() == used:  # classes with fewer rows are there with all
+            most = "" if min(by_class.values()) >= sample else "at most "
+            per_class, sampled = " per class", max(by_class.values()) >= sample
+        else:
+            most, per_class, sampled = "", " per class" if config.get("shots") and used > sample else "", used >= sample
+        if sampled:
+            trained = f" and other samples of {most}{sample} training rows{per_class}"
     if not any(each.components for each in (*differences, *found)):
         return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
     column = config.get("group_column")
@@ -781,6 +789,7 @@ def _notes(runs: Sequence[Metrics], rows: Sequence[MethodRow], verdict: Verdict,
     if alone is not None and plain is not None and (found := plain.versus(alone)):
         low, high = found.mean.low, found.mean.high
         shown = "they help" if low > 0 else "they do harm" if high < 0 else "no gain is shown"
+        shown = shown if found.n >= MIN_SEEDS else "there are too few seeds to judge"
         columns, difference = alone.label.removeprefix(WITHOUT), interval(found, digits)
         yield f"Texts begin with {columns}, and {shown}: plain fine-tuning with minus without is {difference}."
     # What was not compared. A method that acts in every second epoch only may act in none of a final model's.

@@ -273,17 +273,21 @@ def refuse_unusable(comparison: Comparison, task: Task) -> None:
 def final_runs(comparison: Comparison, settings: Mapping[str, MethodSetting]) -> list[RunSpec]:
     """Return the runs of all methods and baselines, seed by seed, with settings by label of the one that is compared.
 
-    One with a learning rate of its own is named by it, too: other rows have that of all runs. What has no other columns
-    has the setting of plain fine-tuning, so that they differ in nothing else.
+    One with a learning rate of its own is named by it, too: other rows have that of all runs. Searches that end in the
+    same setting are one row. What has no other columns has the setting of plain fine-tuning, so that they differ in
+    nothing else.
     """
     config, runs = comparison.config, []
     own = next(setting for setting in settings.values() if setting.method == REFERENCE)
     rates = {each.label: each.learning_rate for each in comparison.methods}
+    rows: dict[str, tuple[MethodSetting, str]] = {}
+    for label, setting in settings.items():
+        rate, name = rates.get(label), labelled_method(setting.method, setting.options)
+        named = "" if rate is None else f"{name} learning_rate={rate:g}"
+        if rows.setdefault(named or name, (setting, named))[0] is not setting:
+            logger.warning("The search for %s ended in a setting that is compared already.", label)
     for seed in range(comparison.seeds):
-        for label, setting in settings.items():
-            rate = rates.get(label)
-            named = "" if rate is None else f"{labelled_method(setting.method, setting.options)} learning_rate={rate:g}"
-            runs.append(RunSpec(setting.applied(config, seed=seed), label=named))
+        runs += [RunSpec(setting.applied(config, seed=seed), label=named) for setting, named in rows.values()]
         if config.with_columns:
             label = WITHOUT + ", ".join(config.with_columns)
             runs.append(RunSpec(own.applied(config, seed=seed, with_columns=None), label=label))

@@ -125,8 +125,11 @@ def curve_of(label: str, metric: str, runs: Sequence[Sequence[Mapping[str, Any]]
         groups=of.groups, scale=scale, span=span_of(metric),
     ).mean  # fmt: skip
     if risen.low <= 0 and max(-risen.low, risen.high) > LITTLE * scale:
+        found = (
+            "all of the rows are behind a quarter of them" if risen.high < 0 else "a quarter and all are not told apart"
+        )
         told = f"{metric} {signed(risen.value, curve.decimals)} {ends(risen, curve.decimals)}"
-        return replace(curve, why_not=f"a quarter and all of the rows are not told apart ({told})")
+        return replace(curve, why_not=f"{found} ({told})")
     return replace(curve, gains=predict_gains(sizes, scores, of_units, of.rows, best, scale))
 
 
