@@ -17,6 +17,7 @@ from attendrop.attention.blocks import projection_matrices as projection_matrice
 from attendrop.attention.hooks import evaluating as evaluating
 from attendrop.attention.hooks import forked_rng as forked_rng
 from attendrop.attention.hooks import in_full_precision as in_full_precision
+from attendrop.attention.hooks import uncompiled as uncompiled
 from attendrop.attention.layers import AttentionLayer as AttentionLayer
 from attendrop.attention.layers import select_layers as select_layers
 from attendrop.attention.plan import AttentionCall as AttentionCall

@@ -38,6 +38,7 @@ from attendrop.extend import (
     option,
     positive,
     sample_mask,
+    uncompiled,
     uniform,
     unit_interval,
     upcast,
@@ -235,7 +236,8 @@ class AdversarialDropout(Method):
             masks[key], valid[key] = (~drop).float().requires_grad_(), every if rows is None else every & rows
             return masked(masks[key], self.p)
 
-        loss, outputs = compute_loss(context.batch, RandomMaskPlan(self, context, sampled))
+        with uncompiled():
+            loss, outputs = compute_loss(context.batch, RandomMaskPlan(self, context, sampled))
         changed: dict[str, Tensor] = {}
         for key, gradient in loss_gradients(upcast(loss), masks, context.model).items():
             # Rows without a gradient are those that no later layer or head reads, and padding of a decoder's targets.

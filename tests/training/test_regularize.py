@@ -14,6 +14,7 @@ from helpers.training import take_step
 from torch.optim.swa_utils import AveragedModel
 
 from attendrop import (
+    SCAL,
     ADDrop,
     AttendOut,
     AttendropError,
@@ -33,7 +34,19 @@ from attendrop import (
 from attendrop.attention import graphs
 from attendrop.attention.plan import keywords
 from attendrop.methods.core.context import Processes
-from attendrop_methods import L2SP, R3F, SAM, DropConnect, HeadMask, TokenCutoff, UniDrop
+from attendrop_methods import (
+    L2SP,
+    R3F,
+    SAM,
+    AdversarialDropout,
+    ConcreteDropout,
+    ContextualDropout,
+    DropConnect,
+    HeadMask,
+    LearnableBernoulli,
+    TokenCutoff,
+    UniDrop,
+)
 
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 RECORDED = ADDrop(p=0.4, q=0.5, layers="all", attribution="recorded")
@@ -198,6 +211,39 @@ def test_a_compiled_model_stays_one_graph(name: str, method: Method) -> None:
     assert found[0].pop() == found[1].pop()
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert not graphs._COMPUTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        SuperT(fraction=0.5, search=0.5),
+        ConcreteDropout(num_train_rows=9),
+        LearnableBernoulli(num_train_rows=9),
+        ContextualDropout(),
+        AdversarialDropout(p=0.3, delta=0.3),
+        *(SCAL(where=where) for where in ("attention", "embeddings")),
+    ],
+    ids=lambda method: f"{method.name}-{getattr(method, 'where', '')}",
+)
+def test_what_edits_read_beside_attention_has_gradients_in_a_compiled_model_too(method: Method) -> None:
+    found = []
+    for compiled in (False, True):
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        torch.compiler.reset()
+        run = torch.compile(model, backend="eager") if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(run, method, optimizer=optimizer, total_steps=4) as reg:
+            loss = reg.loss(batch, rows=range(len(batch["input_ids"])))
+            loss.backward()
+            state = reg.method_state
+            own = [each.grad for each in getattr(state, "parameters", {}).values()]
+            own += [gate.grad for gates in getattr(state, "_gates", ()) for gate in gates.gates.values()]
+            found.append([loss.detach(), *own, *(zoo.gradients(model).values())])
+    assert not own or sum(each.abs().sum() for each in own) > 0
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
     assert not graphs._COMPUTED
 
 

@@ -82,6 +82,7 @@ class ModelAdapter:
         self._checkpoints = ExitStack()
         self._structure: ModelStructure | None = None
         self._edit = (BlockEdit(), torch.Size())  # of the innermost block that runs, and its batch and length
+        self.masks_seen: dict[str, int] = {}  # by layer: which object its valid positions were, in the last pass
 
     def attach(self) -> None:
         """Route the model's attention through this library. Idempotent."""

@@ -90,10 +90,11 @@ def _attend_backward(gradient: Tensor, number: Tensor, query: Tensor, key: Tenso
         )
     leaves, output = _COMPUTED.pop(int(number))
     with _above_autograd(), torch.enable_grad():
-        found = torch.autograd.grad(output, leaves, gradient, allow_unused=True)
+        # What an edit reads besides, such as gates or learnt probabilities, gets its gradient here, layer by layer.
+        torch.autograd.backward(output, gradient, retain_graph=True)
     return tuple(
-        torch.zeros_like(leaf, memory_format=torch.contiguous_format) if each is None else each.contiguous()
-        for each, leaf in zip(found, leaves, strict=True)
+        torch.zeros_like(leaf, memory_format=torch.contiguous_format) if leaf.grad is None else leaf.grad.contiguous()
+        for leaf in leaves
     )
 
 

@@ -6,6 +6,7 @@ All of them end with a block or by ``close``, also after an exception, and copie
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -57,12 +58,11 @@ def forked_rng(model: nn.Module) -> Iterator[None]:
     The buffers are put aside rather than written back, which would invalidate a graph that has saved them. One that a
     module replaces by another (rotary embeddings do for longer inputs) stays replaced.
     """
-    device = next(model.parameters()).device
-    devices = [] if device.type == "cpu" else [device]
+    devices = [*dict.fromkeys(each.device for each in model.parameters() if each.device.type not in ("cpu", "meta"))]
     python, numpy = random.getstate(), np.random.get_state()
     copies: dict[Tensor, Tensor] = {}
     places = [(m, name, buffer) for m in model.modules() for name, buffer in m._buffers.items() if buffer is not None]
-    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
+    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
         for module, name, buffer in places:
             module._buffers[name] = copies.setdefault(buffer, buffer.clone())
         try:
@@ -101,6 +101,14 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
     finally:
         if prepared:
             vars(model)["forward"] = wrapper
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled models uncompiled within the block: for a pass that is differentiated by what an edit reads."""
+    found: AbstractContextManager[Any] = nullcontext()
+    if "torch._dynamo" in sys.modules:  # otherwise nothing was compiled yet, and importing it takes seconds
+        found = torch.compiler.set_stance("force_eager")
+    return found
 
 
 def is_compiled(model: nn.Module) -> bool:

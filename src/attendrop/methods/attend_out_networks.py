@@ -611,10 +611,15 @@ class SecondModel:
         """Take a step, unless the first model skips its own; called just before that."""
         if skips_step(self.first_optimizer):
             return self.discard()
+        processes = self.training.processes
+        if processes.world_size > 1:  # a parameter that one process used is reduced by all
+            used = processes.total(torch.tensor([float(each.grad is not None) for each in self._trained]))
+            for parameter, processes_of_it in zip(self._trained, used.tolist(), strict=True):
+                if processes_of_it and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         if not gradients:
             return
-        processes = self.training.processes
         if processes.world_size > 1:
             for gradient in gradients:
                 gradient.copy_(processes.total(gradient) / processes.world_size)

@@ -39,6 +39,7 @@ from attendrop.extend import (
     option,
     positive,
     token_uniform,
+    uncompiled,
     unit_interval,
     upcast,
     with_views,
@@ -372,7 +373,8 @@ class SCAL(Method):
         if self.where == "attention":
             keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
         clean = _Perturbed({}, keys)
-        loss, outputs = compute_loss(context.batch, clean)
+        with uncompiled():
+            loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if self.where == "embeddings" and not clean.units:

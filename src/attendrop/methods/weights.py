@@ -33,6 +33,7 @@ from attendrop.extend import (
     evaluating,
     floor_fraction,
     forked_rng,
+    in_full_precision,
     option,
     positive,
     pretrained_parameters,
@@ -291,7 +292,7 @@ def fisher_information(
     count = 0
     with evaluating(model), forked_rng(model):
         for batch in training.train_data.iter_batches(method.fisher_batch_size, training.processes):
-            with torch.enable_grad():
+            with torch.enable_grad(), in_full_precision(model):  # float16 would lose the small ones
                 loss, _ = training.evaluate(model, batch)
                 gradients = torch.autograd.grad(loss, list(chosen.values()), allow_unused=True)
             for name, gradient in zip(chosen, gradients, strict=True):

@@ -285,16 +285,19 @@ def prune_selected(
     return best, trials
 
 
+def labelled_rows(batch: Batch) -> torch.Tensor:
+    """Tell which rows have a label that the model knows, ``(rows,)``; others have no loss."""
+    labels = batch.get("labels")
+    if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+        return torch.ones(number_of_rows(batch), dtype=torch.bool)
+    return (labels != IGNORED).reshape(len(labels), -1).any(1)
+
+
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch]) -> list[float]:
     """Compute the mean loss of the model with constant attention in each layer, one at a time."""
     losses, rows, labelled = [], list[int](), list[Batch]()
-    for batch in batches:  # rows whose labels the model does not know have no loss
-        labels = batch.get("labels")
-        if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
-            number = number_of_rows(batch)
-        else:
-            number = int((labels != IGNORED).reshape(len(labels), -1).any(1).sum())
-        if number:
+    for batch in batches:
+        if number := int(labelled_rows(batch).sum()):
             rows.append(number)
             labelled.append(batch)
     if not rows:
@@ -335,11 +338,11 @@ def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> s
 
 
 def loss_score(batches: Sequence[Batch], model: PrunedModel) -> list[float]:
-    """Compute the negative loss on each row of some batches."""
+    """Compute the negative loss on each row of some batches whose label the model knows."""
     found = []
     for batch in batches:
-        rows = number_of_rows(batch)
-        for number in range(rows):  # each as a batch, with its padding
+        rows, labels = number_of_rows(batch), labelled_rows(batch)
+        for number in labels.nonzero().flatten().tolist():  # each as a batch, with its padding
             row = dict(batch)
             for name, value in batch.items():
                 if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,):

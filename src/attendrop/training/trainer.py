@@ -128,7 +128,7 @@ class RegularizedTrainer(Trainer):
             raise AttendropError(
                 "The model is wrapped by torch.compile: columns would be lost, and it would be saved under names that "
                 "from_pretrained does not know. Pass the model itself, with torch_compile=True in the training "
-                "arguments, or compile it in place: model.compile()."
+                "arguments."
             )
         # These begin or end within a step, or draw random numbers that a resumed run would not.
         for name in ("auto_find_batch_size", "enable_jit_checkpoint", "dataloader_persistent_workers"):

@@ -109,6 +109,7 @@ class RandomMaskPlan(Plan):
         ):
             self._choose(call)
             found = self._edits[key]
+        self.context.adapter.masks_seen[key] = id(call.valid)
         edit = found.edit if found.drop is None else replace(found.edit, drop=found.drop())
         if found.place not in found.counts.ran:
             found.counts.ran.add(found.place)
@@ -125,8 +126,12 @@ class RandomMaskPlan(Plan):
         """Choose what to drop in a layer and, if they are small, in those like it that run after it."""
         assert self._drops is not None
         chosen = [layer for layer in self.context.adapter.attention_layers if layer.key in self.layer_keys]
-        kind, like = call.layer.kind, self._alike(call.layer)
-        alike = [layer for layer in chosen if layer.kind == kind and self._alike(layer) == like]
+        seen = self.context.adapter.masks_seen  # layers of local and of global attention alternate in some models
+
+        def like(layer: AttentionLayer) -> object:
+            return layer.kind, self._alike(layer), seen.get(layer.key)
+
+        alike = [layer for layer in chosen if like(layer) == like(call.layer)]
         # On a CPU all get their masks together, or none, since these stay in memory; 0: that of one is too large.
         at_a_time = min(at_once(call.device) // max(1, math.prod(call.shape)), len(alike))
         at_a_time = 0 if on_cpu(call.device) and at_a_time < len(alike) else at_a_time
