@@ -128,7 +128,7 @@ def test_rows_without_a_known_token_are_counted_and_refused_if_there_are_no_othe
     monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
     monkeypatch.setattr(inference, "_SECONDS_BETWEEN_LINES", 0.0)
     caplog.set_level("INFO", "attendrop")
-    source = write_texts(tmp_path / "in.csv", ["katze", "hund", "the cat sees", "🐕", "a dog"])
+    source = write_texts(tmp_path / "in.csv", ["katze.", "hund!", "the cat sees", "🐕", "a dog"])
     predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
     assert len(read_csv(tmp_path / "out.csv")) == 5
     evaluate(str(runs / "single"), source)
@@ -250,6 +250,9 @@ def test_other_columns_are_read_in_front_of_texts_as_in_training(
     assert not caplog.records
     model.predict(["the cat"])
     assert "trained on texts that begin as 'near: ... | dog: ... | ', and none of these does" in caplog.text
+    pd.DataFrame({"text": ["the cat"], "Dog": ["red"]}).to_excel(tmp_path / "a.xlsx", index=False)
+    with pytest.raises(AttendropError, match="has no column 'near'"):  # only in rows of JSON may one be left out
+        predict(str(tmp_path / "run"), Source(file=str(tmp_path / "a.xlsx")), str(tmp_path / "out3.csv"))
     # Rows of JSON leave out what they lack.
     (tmp_path / "a.jsonl").write_text('{"text": "the cat", "dog": "red"}\n{"text": "a bird"}\n')
     source = Source(file=str(tmp_path / "a.jsonl"))
@@ -557,3 +560,12 @@ def test_a_model_without_the_files_of_its_run_reads_as_it_was_trained(
         evaluate(str(files / "run"), Source(file=str(files / "dev.csv")))
     attendrop.load(files / "run").predict([*texts, "xyz"])
     assert "1 of 5 rows have no token that the model knows" in caplog.text
+
+
+def test_rows_of_another_file_that_were_trained_on_are_counted(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tiny.config(files, method="finetune", max_steps=1, epochs=None, metric="f1"))
+    header, *rows = (files / "train.csv").read_text().splitlines()
+    (files / "other.csv").write_text("\n".join([header, *rows[:3], "a bird,sees,no", "a bird,is,maybe"]) + "\n")
+    evaluate(str(files / "run"), Source(file=str(files / "other.csv"), device="cpu", unknown_labels="wrong"))
+    assert "3 of 5 rows have a text that the model was trained on: scores on them are optimistic." in caplog.text
+    assert "f1 is of the class 'yes' alone: rows with labels that training lacks may not lower it." in caplog.text

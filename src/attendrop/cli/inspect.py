@@ -101,7 +101,7 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
         return ["No column is left for the texts; name one with --text-columns."]
     forms = Counter(map(number_form, found.labels or {*found.written_labels} - {""}))
     points = found.label_type == "number" and not forms["text"]  # perhaps between thousands
-    if found.unclear and (points or 2 * forms["notation"] > forms.total()):
+    if found.unclear and found.label_type != "labels" and (points or 2 * forms["notation"] > forms.total()):
         return ["Write the labels as numbers first."]
     words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
     words += ["--text-columns", joined_names(found.text_columns), "--label-column", found.label_column]

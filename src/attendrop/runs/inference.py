@@ -500,6 +500,19 @@ def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any
 # Evaluation and prediction -------------------------------------------------------------------------------------------
 
 
+def _training_rows(run_dir: str, model: RunModel) -> Dataset | None:
+    """Load the rows that the model of a run was trained on; None if no run is known, its data are gone, or changed."""
+    if "model" not in model.options:
+        return None
+    try:
+        run = run_folder.read_run(Path(run_dir)) or {}
+        trained = _resolved(run_dir, run, "its training rows are no longer known.")
+    except (AttendropError, OSError):
+        return None
+    held_out_first = trained.config.refit or "baseline" in run
+    return (trained.on_all_rows() if held_out_first else trained).parts.real.train
+
+
 def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str, Any]:
     """Score a model on labelled data, by default on the run's evaluation data, or the rows that it held out.
 
@@ -514,11 +527,16 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
     rows = _open_rows(model, source, "dev")
     outputs, references, loaded = [], [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
+    train = _training_rows(run_dir, model) if report or (source.file and model.options.get("train_file")) else None
+    known = set() if train is None or not source.file else set(metrics.texts_alone(train, rows.task))
+    trained_on = 0
     for chunk, encoded, of_chunk in rows.outputs(model, source, labelled=True):
         outputs.append(of_chunk)
         references.append(model.task_type.references(encoded))
-        if report:
-            loaded.append(Dataset.from_dict(dict(chunk.columns)))
+        if report or known:
+            own = Dataset.from_dict(dict(chunk.columns))
+            trained_on += sum(text in known for text in metrics.texts_alone(own, rows.task)) if known else 0
+            loaded += [own] if report else []
         for name, values in groups.items():
             values += chunk.columns[name]
 
@@ -530,6 +548,9 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
     if is_file("train_file"):
         told = "%s is the file that the model was trained on: the scores say how well it learnt these rows, not how "
         logger.warning(told + "well it does on new ones.", source.file)
+    elif trained_on:
+        told = "%d of %d rows have a text that the model was trained on: scores on them are optimistic."
+        logger.warning(told, trained_on, rows.done)
     every, labels, task_type = np.concatenate(outputs), np.concatenate(references), rows.task.type
     scores = metrics.compute_scores(rows.task, every, labels)
     predicted = (model.task_type if rows.reading is None else task_type).predicted_counts(every)
@@ -537,6 +558,9 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
     if positive := task_type.positive_class(rows.task.metric):
         logger.info("%s is that of the class %r, the second of two.", rows.task.metric, positive)
+        if task_type.unknown_counts(labels):
+            told = "%s is of the class %r alone: rows with labels that training lacks may not lower it."
+            logger.warning(told, rows.task.metric, positive)
     found = _described(model, rows) | {
         "metric": rows.task.metric,
         "score": scores[rows.task.metric],
@@ -546,19 +570,12 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
         "groups": metrics.group_scores(rows.task, every, labels, groups),
     }
     if report:
-        scored, train = concatenate_datasets(loaded), None
-        try:
-            if "model" in model.options:
-                run = run_folder.read_run(Path(run_dir)) or {}
-                trained = _resolved(run_dir, run, "its training rows are no longer known.")
-                if trained.config.refit or "baseline" in run:  # which held rows out first
-                    trained = trained.on_all_rows()
-                train = trained.parts.real.train
-                if rows.reading is not None:
-                    classes = [rows.reading[label] for label in train["label"][:]]
-                    train = train.remove_columns("label").add_column("label", classes)
-        except (AttendropError, OSError):
+        scored = concatenate_datasets(loaded)
+        if train is None and "model" in model.options:
             logger.warning("The training data are not there any more, or changed: errors are shown without neighbours.")
+        if train is not None and rows.reading is not None:
+            classes = [rows.reading[label] for label in train["label"][:]]
+            train = train.remove_columns("label").add_column("label", classes)
         found["report"] = error_analysis(rows.task, every, labels, scored, train)
         if found["report"] is None:
             raise AttendropError(f"report analyses errors on classes and labels; omit it for {task_type.labels_are}.")

@@ -112,7 +112,7 @@ class Comparison:
         "methods",
         "Methods to compare with plain fine-tuning, comma-separated; `attendrop methods` lists them.",
         Range("", _settings),
-        shown="ad-drop,mixout,r-drop",
+        shown="those most used",
     )
     """Names, methods with options, or settings, one or several of each method; an option that is not the default, or a
     setting's learning rate, is not searched. Plain fine-tuning is always compared, once. None:

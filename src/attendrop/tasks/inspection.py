@@ -73,6 +73,13 @@ _GROUP = re.compile(
     re.IGNORECASE,
 )
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?([T ].*)?)?|\d{4}([./])\d\d?\3\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}(,? .*)?")
+# With months as words, such as "Mon Apr 06 22:00:01 UTC 2026" and "6 April 2026, 10:00".
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DATE_IN_WORDS = re.compile(
+    rf"((mon|tue|wed|thu|fri|sat|sun)[a-z]{{0,6}},? )?(\d\d?(st|nd|rd|th)?[. -]{{1,2}})?{_MONTH}[ ,-]{{1,2}}\d{{1,4}}"
+    r"([\s,:.+\d-]*([a-z]{1,4}\b)?){0,3}",
+    re.IGNORECASE,
+)
 _LONG_TEXT, _LONG_NAME = 3, 6  # words, on average
 _MANY_CLASSES = 30
 # Number of values by which a form is recognised, and the part of them that have it, for a few may be broken.
@@ -107,7 +114,7 @@ def describe(table: Table, name: str) -> Column:
     role = ""
     if distinct < 2:
         role = CONSTANT if rows > 1 else "" if rows else EMPTY
-    elif all(map(_DATE.fullmatch, counts)):
+    elif all(_DATE.fullmatch(value) or _DATE_IN_WORDS.fullmatch(value) for value in counts):
         role = DATE
     elif _named(name, SPLIT) and distinct <= _MANY_CLASSES:
         role = SPLIT
@@ -198,7 +205,13 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
         for one, other in (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body")):
             if first.lower() == one and other in lower:
                 return [(first, lower[other])]
-    texts = texts or [name for name in words if words[name] >= _LONG_TEXT]  # the same ones again and again
+    # The same ones again and again: if there is no other, or they are longer, and no label in other words.
+    longest = max(map(words.__getitem__, texts), default=_LONG_TEXT)
+    again = [name for name in words if words[name] >= longest and columns[name].role in ("", SOURCE)]
+    if texts and label_column is not None and label_column in columns:
+        answers = list(map(written, table.column(label_column)))
+        again = [name for name in again if not tells_label(table.column(name), answers)]
+    texts += again
     # Words such as queries.
     own = [name for name in words if columns[name].role in ("", SOURCE, ID) and not _number_forms(_some(table, name))]
     texts = texts or [name for name in own if columns[name].role != ID or not _named(name, ID)]
@@ -418,12 +431,24 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
                 found.setdefault(label, f"{label!r} ({table.path}, {place})")
     several = listed(next(filter(written, values), next((each for each in values if each is not None), None)))
     if len(first) > 1:
+        read = all(listed(value) is not None for value in values if isinstance(parsed(value), list | dict))
+        both = (
+            "--label-type labels, which reads both, or class if they are classes"
+            if read
+            else ("--label-type class if they are classes")
+        )
         unclear = (
             f"column {column!r}: the labels mix lists or objects, such as {first[True]}, with names, such as "
-            f"{first[False]}; write {_MANY}, in all rows, or set --label-type class if they are classes."
+            f"{first[False]}; write {_MANY}, in all rows, or set {both}."
         )
-        return "class" if several is None else "labels", unclear
+        return "labels" if read else "class", unclear
     if several is not None:
+        twice = [each for each in map(label_names, values) if len(set(each)) < len(each)]
+        if 10 * len(twice) > len(values):
+            return "labels", (
+                f"column {column!r}: rows name a label twice, such as {twice[0]}; if these are answers of several "
+                "annotators, keep one label a row, such as most gave; otherwise set --label-type labels."
+            )
         return "labels", ""
     if column in found:
         warnings.warn(
@@ -437,6 +462,8 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
     numeric, text, classes = forms["whole"] + forms["decimal"], forms["text"] + forms["missing"], "--label-type class"
     said, unclear = f"column {column!r}: the labels {{}}".format, ""
     names, where = _label_counts(train, column, "class"), f"{train.path}, column {column!r}"
+    if forms["notation"] and not forms["text"] and (joined := joined_labels(found)):
+        return "labels", f"column {column!r}: the label {joined}."
     if forms["notation"] and not forms["text"]:
         unclear = (
             f"{said(', '.join(forms['notation'][:3]))} look like numbers, but are not read as such; {HOW_TO_WRITE}, or "
@@ -501,7 +528,9 @@ def _label_counts(table: Table, column: str | None, label_type: str) -> dict[str
         return {}
     values = table.column(column)
     names = (
-        list(chain.from_iterable(map(label_names, values))) if label_type == "labels" else _classes_or_nothing(values)
+        list(chain.from_iterable(map(dict.fromkeys, map(label_names, values))))
+        if label_type == "labels"
+        else _classes_or_nothing(values)
     )
     return dict(Counter(filter(None, names)).most_common())
 
@@ -716,6 +745,8 @@ class Inspection:
         if self.label_type == "labels" and label_column is not None:  # an empty text says that none applies
             values = table.column(label_column)
             missing = sum(map(is_missing, values))
+            if table.delimiter and (none := list(map(written, values)).count("")):
+                said["no_label"] = f"{counted(none, 'row')} with an empty cell, which says that no label applies."
             if empty := sum(not is_missing(value) and "" in label_names(value) for value in values):
                 said["empty_label"] = f"{counted(empty, 'row')} with an empty label among others."
         if self.label_type == "spans":

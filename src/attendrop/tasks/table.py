@@ -132,7 +132,10 @@ MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "(null)", "[null]", "\\n
 # How a column for each label says whether a row has it.
 _YES_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 # What may be between the labels of a row that has several, and after them, as forms of Microsoft write "price;speed;".
-LABEL_SEPARATORS, _LAST_SEPARATOR = re.compile(r"[;|,]"), re.compile(r"(?<=[^;|,])[;|,]$")
+LABEL_SEPARATORS, _LAST_SEPARATOR = re.compile(r"[;|,]"), re.compile(r"(?<=[^;|,\n、；，])[;|,\n、；，]$")
+# The first of these that is in a text divides it: before it, others may belong to names.
+_SEPARATORS = re.compile(r"[;|；]"), re.compile("\n"), re.compile("[,、，]")
+_JOINED = re.compile(r"\s*[^\w\s.'’()-]\s*|\s*\n\s*")
 # An array of texts, as NumPy prints one: without commas between them.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _ARRAY = re.compile(rf"\[\s*(?:{_QUOTED.pattern})(?:\s+(?:{_QUOTED.pattern}))*\s*\]")
@@ -231,8 +234,9 @@ def parsed(value: Any) -> Any:
 
 
 def listed(value: Any) -> list[Any] | None:
-    """Return a list, also one that a text stands for; None for anything else."""
+    """Return a list, also one that a text stands for, or the choices of Label Studio; None for anything else."""
     found = parsed(value)
+    found = found["choices"] if isinstance(found, dict) and found.keys() == {"choices"} else found
     return found if isinstance(found, list) else None
 
 
@@ -240,19 +244,24 @@ def label_names(value: Any) -> list[str]:
     """Return the names in a label of a file: a list, a list in JSON, or a text with separators; missing ones empty."""
     found = listed(value)
     if found is None:
-        text = _LAST_SEPARATOR.sub("", written(value))
-        found = LABEL_SEPARATORS.split(text) if text else []
+        whole = written(value)
+        text = _LAST_SEPARATOR.sub("", whole)
+        separator = next((each for each in _SEPARATORS if each.search(whole)), LABEL_SEPARATORS)
+        found = separator.split(text) if text else []
     return list(map(written, found))
 
 
 def joined_labels(labels: Iterable[Any]) -> str | None:
     """Describe a label such as ``urgent|vip``, whose parts are in other labels, too; None if there is none."""
     names = {label.strip(): None for label in dict.fromkeys(each for each in labels if isinstance(each, str))}
-    parts_of = {name: {*map(str.strip, LABEL_SEPARATORS.split(_LAST_SEPARATOR.sub("", name)))} for name in names}
-    counts = Counter(chain.from_iterable(parts_of.values()))
-    for name, parts in parts_of.items():
-        if len(parts) > 1 and all(part and counts[part] > 1 for part in parts):
-            return f"{name!r} joins other labels: if rows have several labels, or none, set --label-type labels"
+    for split, told in ((label_names, ""), (_JOINED.split, "write ';' between them, and ")):
+        parts_of = {name: {*map(str.strip, split(name))} for name in names}
+        counts = Counter(chain.from_iterable(parts_of.values()))
+        for name, parts in parts_of.items():
+            if len(parts) > 1 and all(part and counts[part] > 1 for part in parts):
+                return (
+                    f"{name!r} joins other labels: if rows have several labels, or none, {told}set --label-type labels"
+                )
     return None
 
 
@@ -380,7 +389,7 @@ class Table:
 
     def with_absent(self, names: Sequence[str]) -> Table:
         """Return the table with empty columns, with a warning, for those that it lacks, if each row names its own."""
-        table, named_by_rows = self, self.unit == "line" and not self.delimiter  # JSON lines
+        table, named_by_rows = self, extension_of(self.path) in (".json", ".jsonl")
         for name in [name for name in names if named_by_rows and name not in self.columns]:
             warnings.warn(f"{self.path} has no {name!r} in its first rows, where it is read as blank.", stacklevel=2)
             table = table.with_column(name, [None] * len(self))
@@ -760,7 +769,11 @@ def _rows_of(
     places = [[at for at, name in enumerate(header) if form.fullmatch(name)] for form in (_SENTENCE, _TOKEN)]
     documents = [at for at, name in enumerate(header) if _DOCUMENT.fullmatch(name)]  # where numbers may begin anew
     at, word = (each[0] if len(each) == 1 and len(row) == width else None for each in places)
-    if at is None or word is None or not _NUMBER.fullmatch(row[at].strip()) or len(row[word].split()) != 1:
+    single = word is not None and all(
+        len(each[word].split()) == 1 for _, each in begin[more:] if len(each) == width and any(each)
+    )
+    texts = any(len(cell.split()) > 2 for _, each in begin[more:] for place, cell in enumerate(each) if place != at)
+    if at is None or word is None or not single or texts or not _NUMBER.fullmatch(row[at].strip()):
         for index, (line, record) in enumerate(records):
             if not any(record) and (width > 1 or not record):
                 bad.left_out[index] = SkippedRow(str(path), f"line {line}", _NO_VALUE, {})

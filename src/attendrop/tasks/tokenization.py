@@ -101,9 +101,16 @@ def unknown_rows(encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase)
     numbers = encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
     # SentencePiece writes a space as a token of its own before a word that it does not know.
     unknown, known = {*tokenizer.all_special_ids, tokenizer.convert_tokens_to_ids("▁")}, set()
+    is_word: dict[int, bool] = {}
     for row, ids in zip(numbers, encoded["input_ids"], strict=True):
         nested = bool(ids) and isinstance(ids[0], list)  # of choices
-        if set(chain(*ids) if nested else ids) - unknown:
+        own = set(chain(*ids) if nested else ids)
+        found = own - unknown
+        if tokenizer.unk_token_id in own:  # full stops beside unknown words are no text
+            for token in found - is_word.keys():
+                is_word[token] = any(map(str.isalnum, str(tokenizer.convert_ids_to_tokens(token))))
+            found = {token for token in found if is_word[token]}
+        if found:
             known.add(row)
     return len(set(numbers) - known)
 

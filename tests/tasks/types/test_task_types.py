@@ -30,7 +30,7 @@ from attendrop.runs.model_card import usage_of
 from attendrop.studies.answer import span_of
 from attendrop.tasks.base import TASK_TYPES, Task, encode_columns, task_type_of_model
 from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.table import LABEL_TYPES, BadRows
+from attendrop.tasks.table import LABEL_TYPES, BadRows, label_names
 from attendrop.tasks.types.base import TaskType, row_array
 from attendrop.tasks.types.classification import Classification, MultiLabel, MultipleChoice, Regression
 from attendrop.tasks.types.linear_models import fit_logistic_regressions
@@ -194,7 +194,10 @@ EXPECTED = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
 def test_names_have_separators_in_text(tmp_path: Path) -> None:
-    labels = ["['sport', 'art']", "music", "", "art|music, sport"]
+    labels = ["['sport', 'art']", "music", "", "art, music,sport"]
+    assert [label_names(each) for each in ("a;b, c;", "a|b", "a\nb", "a、b", "a, b")] == [
+        ["a", "b, c"], *[["a", "b"]] * 4
+    ]  # fmt: skip
     rows = ["text,topics", *(f'text {number},"{label}"' for number, label in enumerate(labels))]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     given: dict[str, Any] = {"text_columns": ("text",), "label_column": "topics", "label_type": "labels"}

@@ -210,12 +210,12 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
 
     @classmethod
     def read_names(cls, value: Any) -> list[str]:
-        """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; an empty one has no label."""
+        """Accept lists, also as JSON, and names with ``;`` or ``|``, else ``,`` between; an empty one has none."""
         if is_missing(value) or written(value).lower() == "nan":
             raise BadValue("the labels are missing; write an empty list, [], if none applies")
-        found = parsed(value)
-        parts = found if isinstance(found, list) else [found]
-        if not isinstance(value, list | str | int) or any(isinstance(part, dict | list) for part in parts):
+        found = listed(value)
+        parts = [parsed(value)] if found is None else found
+        if (found is None and not isinstance(value, str | int)) or any(isinstance(part, dict | list) for part in parts):
             raise BadValue(f"{value!r} is not a list of labels")
         names = label_names(value)
         if "" in names:
