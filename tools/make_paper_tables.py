@@ -78,8 +78,8 @@ _HEAD_OF_CONTROLS = """
 
 AttendOut beside two controls ([study](../benchmarks/attendout_control.yaml)): its rewards shuffled, that is, drawn from
 all rewards so far; and a generator whose weights hardly change, so that it drops at random at the rate at which the
-others start. Percent, judged as in the first table. Movement: how far a layer's drop probability is from 50 % after
-training, in points, mean over layers, for each seed. The controls ran in float32, AttendOut in bfloat16.
+others start. Percent, judged as in the first table. Movement: how far a layer's drop probability moved from the first
+period to the last, in points, mean over layers, for each seed. The controls ran in float32, AttendOut in bfloat16.
 """
 _OF_CHOSEN = (
     "task",
@@ -225,9 +225,10 @@ def _table_of_controls(tasks: Mapping[str, Sequence[dict[str, Any]]]) -> str:
 
 
 def _movement(runs: Iterable[dict[str, Any]], method: str) -> str:
-    """Say how far the drop probabilities of a method's layers are from a half after training, by seed."""
-    ends = [run["learnt"]["drop_probability"][-1].values() for run in named(runs) if run["label"] == method]
-    return ", ".join(f"{100 * sum(abs(each - 0.5) for each in end) / len(end):.1f}" for end in ends)
+    """Say how far the drop probabilities of a method's layers moved from the first period to the last, by seed."""
+    learnt = [run["learnt"]["drop_probability"] for run in named(runs) if run["label"] == method]
+    moved = ([abs(last[layer] - first[layer]) for layer in first] for first, last in learnt)
+    return ", ".join(f"{100 * sum(each) / len(each):.1f}" for each in moved)
 
 
 def _in_bfloat16(task: str, runs: Sequence[dict[str, Any]]) -> str:
