@@ -559,7 +559,8 @@ def test_labels_that_are_joined_by_other_signs_are_told(tmp_path: Path) -> None:
         assert ("write ';' between them" in found.doubts()["joined"]) == (sign != "、")
     rows = [f'the text of number {n},"{["26,2", "2", "26"][n % 3]}"' for n in range(30)]
     found = inspect_files(csv(tmp_path, "text,label", rows))
-    assert found.label_type == "labels" and "'26,2' joins other labels" in found.unclear
+    assert "if they are classes, or --label-type labels if a row may have several." in found.unclear
+    assert joined_labels(["food:price", "food:taste", "staff:price", "staff:taste"]) is None
 
 
 def test_cells_that_say_that_no_label_applies_are_counted(tmp_path: Path) -> None:

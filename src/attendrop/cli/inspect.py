@@ -13,7 +13,7 @@ from attendrop.errors import printable
 from attendrop.runs.config import joined_names, names
 from attendrop.runs.run_folder import is_main_process
 from attendrop.tasks.inspection import DATE, SOURCE, TEXT, Inspection, check_files, inspect_files, tells_label
-from attendrop.tasks.table import count_words, may_be_missing, number_form
+from attendrop.tasks.table import count_words, joined_labels, may_be_missing, number_form
 from attendrop.wording import aligned, counted, names_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def _next(found: Inspection, doubts: dict[str, str], label_map: str | None, *, t
     forms = Counter(map(number_form, found.labels or {*found.written_labels} - {""}))
     points = found.label_type == "number" and not forms["text"]  # perhaps between thousands
     if found.unclear and found.label_type != "labels" and (points or 2 * forms["notation"] > forms.total()):
-        return ["Write the labels as numbers first."]
+        several = ", or set --label-type labels" if joined_labels(found.labels) else ""
+        return [f"Write the labels as numbers first{several}."]
     words = [str(found.table.path), *([] if found.evaluated is None else ["--eval-file", str(found.evaluated.path)])]
     words += ["--text-columns", joined_names(found.text_columns), "--label-column", found.label_column]
     if typed or found.unclear or found.label_type == "labels":

@@ -258,7 +258,9 @@ def joined_labels(labels: Iterable[Any]) -> str | None:
         parts_of = {name: {*map(str.strip, split(name))} for name in names}
         counts = Counter(chain.from_iterable(parts_of.values()))
         for name, parts in parts_of.items():
-            if len(parts) > 1 and all(part and counts[part] > 1 for part in parts):
+            # Names of groups with others below them, such as food:price, have signs between them, too.
+            known = parts <= names.keys() if told else all(counts[part] > 1 for part in parts)
+            if len(parts) > 1 and all(parts) and known:
                 return (
                     f"{name!r} joins other labels: if rows have several labels, or none, {told}set --label-type labels"
                 )
