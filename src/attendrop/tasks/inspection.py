@@ -463,10 +463,10 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
     said, unclear = f"column {column!r}: the labels {{}}".format, ""
     names, where = _label_counts(train, column, "class"), f"{train.path}, column {column!r}"
     if forms["notation"] and not forms["text"]:
-        several = ", or --label-type labels if a row may have several" if joined_labels(found) else ""
+        ids = ", or --label-type labels if a row may have several" if joined_labels(found) else ""
         unclear = (
             f"{said(', '.join(forms['notation'][:3]))} look like numbers, but are not read as such; {HOW_TO_WRITE}, or "
-            f"set {classes} if they are classes{several}."
+            f"set {classes} if they are classes{ids}."
         )
     elif numeric and text:
         unclear = (
