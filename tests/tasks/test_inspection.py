@@ -204,8 +204,9 @@ def test_decimal_commas_beside_points_are_refused(label_type: str, tmp_path: Pat
 
 def test_a_repeated_header_is_told_and_rows_that_are_all_skipped_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nx one,pos\ny two,neg\ntext,label\nz three,pos\n")
-    with pytest.warns(UserWarning, match="the label 'label' .*line 4.* is also the name of the column"):
-        load_files(train_file=tmp_path / "a.csv", **GIVEN)
+    for label_type in ("auto", "class", "labels"):
+        with pytest.warns(UserWarning, match="the label 'label' .*line 4.* is also the name of the column"):
+            load_files(train_file=tmp_path / "a.csv", **GIVEN, label_type=label_type)
     (tmp_path / "b.csv").write_text("text,late,broken\nx one,x,\ny two,,x\n")
     with pytest.raises(AttendropError, match=r"has no valid row: all were skipped, the first .*'x' does not say"):
         load_files(train_file=tmp_path / "b.csv", **(GIVEN | {"label_column": "late,broken"}), skip_bad_rows=True)

@@ -450,12 +450,6 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
                 "annotators, keep one label a row, such as most gave; otherwise set --label-type labels."
             )
         return "labels", ""
-    if column in found:
-        warnings.warn(
-            f"column {column!r}: the label {found[column]} is also the name of the column; if the file has no header, "
-            "give it one, for its first row is read as such; if the header is repeated, delete it there.",
-            stacklevel=2,
-        )
     forms: dict[str, list[str]] = defaultdict(list)
     for label, where in found.items():
         forms["missing" if label.casefold() in MISSING else number_form(label)].append(where)
@@ -845,6 +839,15 @@ def inspect_files(
             written_as = ENCODINGS[encoding_of(table.path)] + separated
         found = read_meanings([table, *evaluated], texts, label_column, label_type, label_map, bad, guessed=guessed)
         kind, unclear = usual_type if label_type == "auto" else label_type, ""
+        for each in found if label_column is not None else ():
+            names = each.column(label_column) if label_column in each.columns else []
+            if again := next((at for at, name in zip(each.places, names, strict=True) if name == label_column), None):
+                warnings.warn(
+                    f"column {label_column!r}: the label {label_column!r} ({each.path}, {again}) is also the name of "
+                    "the column; if the file has no header, give it one, for its first row is read as such; if the "
+                    "header is repeated, delete it there.",
+                    stacklevel=2,
+                )
         if label_column is not None and kind == "auto":
             kind, unclear = label_type_of(found, texts, label_column)
             if kind == "labels" and not unclear:
