@@ -146,6 +146,14 @@ def test_figures_are_made_only_where_runs_have_their_data(tmp_path: Path) -> Non
     assert "Convergence: no run has scores on held-out rows; train with --selection-fraction 0.1." in left_out
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_means_over_fewer_seeds_at_the_end_are_told(ended: bool, tmp_path: Path) -> None:
+    write_run(tmp_path, "finetune", 0.5, history=history(0.5))
+    write_run(tmp_path, "finetune", 0.5, seed=1, history=history(0.5)[: -1 if ended else None])
+    caption = made(tmp_path)["convergence"].caption
+    assert ("Lines: mean over seeds, where some runs ended, of those that are left" in caption) is ended
+
+
 def test_files_have_the_title_and_the_data_and_hold_any_letter(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>\x00\ud800 $\\frac{$ _&"
     steps = [{"step": step, "drop_probability": {hostile: 0.1}} for step in (1, 2)]

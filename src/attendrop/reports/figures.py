@@ -445,7 +445,8 @@ def _over_epochs(
         told += f"; with protocol paper ({', '.join(flattered)}), on those of the final score, which is optimistic"
     bands_told = "; bands: from the lowest to the highest seed" if has_bands else ""
     sizes = frame.groupby(["panel", "method", "epoch"]).size()
-    ended = ", where runs ended, of those that are left" if (sizes.groupby(level=[0, 1]).nunique() > 1).any() else ""
+    fewer = over == "epoch" and (sizes.groupby(level=[0, 1]).nunique() > 1).any()
+    ended = ", where some runs ended, of those that are left" if fewer else ""
     caption = f"{caption.replace('{rows}', told)}Lines: mean over seeds{ended}{bands_told}.{left_out}"
     chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts)
     return [Figure(kind, setting.name, title, caption, chart, pd.concat(tables, ignore_index=True))]

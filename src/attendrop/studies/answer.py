@@ -257,10 +257,10 @@ def holds_for(run: Metrics, rows: Sequence[MethodRow], leads: Mapping[str, Paire
     config, trained = run.get("config", {}), ", with the same training rows"
     if sample := config.get("shots") or config.get("max_train_samples"):
         own = ("train", "selection", "reward")
-        described = run["data"].get("report", {}).get("parts", {})
+        described = (run["data"].get("report") or {}).get("parts", {})
         by_class = sum((Counter(described.get(part, {}).get("classes", {})) for part in own), Counter[str]())
         used = sum(run["data"]["rows"].get(part, 0) for part in own)
-        if config.get("shots") and by_class.total() == used:  # classes with fewer rows are there with all
+        if config.get("shots") and by_class and by_class.total() == used:  # classes with fewer rows are there with all
             most = "" if min(by_class.values()) >= sample else "at most "
             per_class, sampled = " per class", max(by_class.values()) >= sample
         else:

@@ -432,14 +432,10 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
     several = listed(next(filter(written, values), next((each for each in values if each is not None), None)))
     if len(first) > 1:
         read = all(listed(value) is not None for value in values if isinstance(parsed(value), list | dict))
-        both = (
-            "--label-type labels, which reads both, or class if they are classes"
-            if read
-            else ("--label-type class if they are classes")
-        )
+        both = "--label-type labels, which reads both, or class" if read else "--label-type class"
         unclear = (
             f"column {column!r}: the labels mix lists or objects, such as {first[True]}, with names, such as "
-            f"{first[False]}; write {_MANY}, in all rows, or set {both}."
+            f"{first[False]}; write {_MANY}, in all rows, or set {both} if they are classes."
         )
         return "labels" if read else "class", unclear
     if several is not None:
