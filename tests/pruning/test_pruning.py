@@ -366,6 +366,7 @@ def test_importance_is_the_loss_without_one_layer() -> None:
     assert prune(model, 2, batches=LABELLED).layers == tuple(sorted(least))
     assert [layer.kind for layer in prunable_layers(zoo.build("bart-class"))] == ["encoder"] * 2
     unknown = LABELLED[0] | {"labels": torch.full_like(LABELLED[0]["labels"], -100)}  # classes that training lacks
+    assert loss_score([*LABELLED, unknown], prune(model, [])) == loss_score(LABELLED, prune(model, []))
     assert importance(model, prunable_layers(model), [*LABELLED, unknown]) == found
 
 
