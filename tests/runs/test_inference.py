@@ -23,7 +23,13 @@ import yaml
 from datasets import Dataset
 from helpers import tiny, zoo
 from helpers.command_line import Captured
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizer,
+    DataCollatorWithPadding,
+    TrainingArguments,
+)
 
 import attendrop
 from attendrop import AttendropError, cli, load
@@ -39,6 +45,7 @@ from attendrop.runs.train import train
 from attendrop.tasks.base import encode_columns
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.prediction_files import FORMATS, PredictionWriter
+from attendrop.tasks.tokenization import unknown_rows
 from attendrop.tasks.types.base import TaskType, row_array
 from attendrop.tasks.types.classification import Classification
 from attendrop.tasks.types.token_classification import TokenClassification
@@ -569,3 +576,11 @@ def test_rows_of_another_file_that_were_trained_on_are_counted(files: Path, capl
     evaluate(str(files / "run"), Source(file=str(files / "other.csv"), device="cpu", unknown_labels="wrong"))
     assert "3 of 5 rows have a text that the model was trained on: scores on them are optimistic." in caplog.text
     assert "f1 is of the class 'yes' alone: rows with labels that training lacks may not lower it." in caplog.text
+
+
+def test_full_stops_beside_unknown_words_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "!", "cat"]))
+    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+    for texts, unknown in ((["katze.", "hund!", "cat.", "katze cat"], 2), (["!", "..."], 0)):
+        ids = tokenizer(texts)["input_ids"]
+        assert unknown_rows({"input_ids": ids, "length": [len(each) for each in ids]}, tokenizer) == unknown
