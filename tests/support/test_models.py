@@ -96,6 +96,8 @@ OPAQUE = PACKED | {
     "concrete-dropout": "value projection .* cannot be found",
     "learnable-bernoulli": "value projection .* cannot be found",
     "unidrop": "has no feed-forward",
+    "hiddencut": "has no feed-forward",
+    "hiddencut random": "has no feed-forward",
 }
 
 

@@ -341,6 +341,9 @@ class _SuperT(MethodState):
         if self._adapter is None:
             self._adapter, name = context.adapter, type(context.model).__name__
             modules = [module for block in context.adapter.blocks for module in block.output_projections.values()]
+            projected = {key for block in context.adapter.blocks for key in block.output_projections}
+            if projected != {layer.key for layer in context.adapter.attention_layers}:
+                raise AttendropError(f"{name} has attention without an output projection to prune; use another model.")
             if self.method.feed_forward:
                 feed_forwards = [block.feed_forward for block in context.adapter.blocks if block.attention_layers]
                 if None in feed_forwards:
@@ -353,9 +356,6 @@ class _SuperT(MethodState):
                 raise AttendropError(
                     f"{name} shares its layers, so heads of one cannot be pruned alone; use another model."
                 )
-            projected = {key for block in context.adapter.blocks for key in block.output_projections}
-            if projected != {layer.key for layer in context.adapter.attention_layers}:
-                raise AttendropError(f"{name} has attention without an output projection to prune; use another model.")
             for module in modules:
                 refuse_quantized(base_layer(module))
         self.loss_scale = context.loss_scale

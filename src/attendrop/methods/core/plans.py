@@ -92,6 +92,9 @@ class RandomMaskPlan(Plan):
         self._made: dict[str, AttentionEdit] = {}
         self._edits: dict[str, _LayerEdit] = {}
         self._spans = spans or (lambda _: None)
+        self._seen = dict(
+            context.adapter.masks_seen
+        )  # layers of local and of global attention alternate in some models
         self._origins: dict[tuple[str, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
@@ -126,10 +129,9 @@ class RandomMaskPlan(Plan):
         """Choose what to drop in a layer and, if they are small, in those like it that run after it."""
         assert self._drops is not None
         chosen = [layer for layer in self.context.adapter.attention_layers if layer.key in self.layer_keys]
-        seen = self.context.adapter.masks_seen  # layers of local and of global attention alternate in some models
 
         def like(layer: AttentionLayer) -> object:
-            return layer.kind, self._alike(layer), seen.get(layer.key)
+            return layer.kind, self._alike(layer), self._seen.get(layer.key)
 
         alike = [layer for layer in chosen if like(layer) == like(call.layer)]
         # On a CPU all get their masks together, or none, since these stay in memory; 0: that of one is too large.
