@@ -27,7 +27,7 @@ from attendrop_methods.attention_dropout import _EDropoutState
 
 def context_of(rows: int, layer: int = 0, step: int = 0) -> StepContext:
     """The context of a model whose only attention layer is that of an encoder."""
-    adapter: Any = SimpleNamespace(attention_layers=[AttentionLayer("a", "encoder", layer)])
+    adapter: Any = SimpleNamespace(attention_layers=[AttentionLayer("a", "encoder", layer)], masks_seen={})
     key, model = SampleKey(0, step, 0, rows), torch.nn.Identity()
     return StepContext(model, {}, key, RunningStatistics(), "method", adapter=adapter)
 
