@@ -49,7 +49,7 @@ ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MAST
 def write_documented(folder: Path) -> None:
     """Write the files that documents name, below the current folder of their commands."""
     write_stand_ins(folder / "data")
-    for name, first, count in (("train", 0, 48), ("dev", 48, 16), ("new", 64, 6)):
+    for name, first, count in (("train", 0, 48), ("dev", 48, 16), ("new", 64, 6), ("test", 70, 16)):
         numbers = range(first, first + count)
         rows = [_row(number) for number in numbers]
         _write(folder / f"{name}.csv", [",".join(rows[0]), *(",".join(row.values()) for row in rows)])
