@@ -8,6 +8,7 @@ It knows one more method, ``attendout-shuffled`` of ``attendout_control.yaml``: 
 all rewards so far, so that they have their size, and say nothing of what was dropped.
 """
 
+import json
 import random
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,10 @@ class ScoredEpochs(TrainerCallback):
         self.run, self.tokenizer, self.place = run, loaded.tokenizer, place
         self.encoded, self.found = columns_of(encoded.report["dev"]), list[dict[str, Any]]()
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        path = self.place / BY_EPOCH  # of a run that is resumed
+        self.found = json.loads(path.read_text())[: int(state.epoch or 0)] if path.exists() else []
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         task, config = self.run.task, self.run.config
         with in_full_precision(model):  # as for the score of the run
@@ -54,8 +59,6 @@ class ScoredEpochs(TrainerCallback):
         by_row = row_scores(task, outputs, references, self.run.parts.report["dev"])
         scores = compute_scores(task, outputs, references)
         self.found.append({"scores": scores, "by_row": by_row and by_row.as_dict()})
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
         write_json(self.place / BY_EPOCH, self.found)
 
 

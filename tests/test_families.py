@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from attendrop import ADDrop
 from attendrop.runs.model_loading import examine
+from attendrop.training import padding
 
 TABLE = json.loads((Path(__file__).parent.parent / "docs" / "models.json").read_text(encoding="utf-8"))
 # Older versions lack families, and hand fewer arguments on to attention in some.
@@ -34,6 +35,16 @@ def test_the_table_has_a_row_for_each_family_and_80_at_least_were_tried() -> Non
 @every_family
 def test_a_family_does_what_the_table_says(family: str) -> None:
     assert row(family) == ROWS[family]
+
+
+@every_family
+def test_a_step_is_the_same_without_padding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(padding, "_NARROWEST", 1)
+    if "unbuilt" in ROWS[family]:
+        pytest.skip("no tiny model of it can be made here")
+    model, batch = families.any_model(family)
+    leaves_out = families.assert_padding_can_be_left_out(model, batch)
+    assert leaves_out or family not in ("bert", "deberta-v2", "gpt_oss", "llava", "mpnet", "roberta")
 
 
 def test_units_are_dropped_where_heads_have_masks_of_their_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from attendrop import ADDrop, AttendropError, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
+from attendrop.training.padding import leave_out_padding
 from helpers.plans import passed
 
 VOCAB, IMAGE = 64, 32
@@ -402,6 +403,16 @@ def assert_padding_is_hidden(model: Any, batch: Batch) -> None:
             assert (weights[hidden] == 0).all(), f"padding is attended to at {call.layer.key}"
 
 
+def assert_padding_can_be_left_out(model: Any, batch: Batch) -> bool:
+    """Check that a step is the same where linear layers leave out padding; return whether they do."""
+    plain, _ = _step(model, batch, None)
+    found, changed = _step(model, batch, None, leave_out_padding)
+    largest = max(value.abs().max() for value in plain.values())
+    assert found.keys() == plain.keys()
+    assert all((found[name] - value).abs().max() <= 1e-5 * largest for name, value in plain.items())
+    return any("forward" in vars(module) for module in changed.modules())
+
+
 class _Watch(Plan):
     """Plan that drops half of the positions of every layer, and keeps the weights."""
 
@@ -417,9 +428,12 @@ class _Watch(Plan):
         return AttentionEdit(drop=torch.rand(call.shape) < 0.5, weights=keep)
 
 
-def _step(model: Any, batch: Batch, method: Method | None) -> tuple[dict[str, Tensor], Any]:
-    """Return loss and gradients of one step of a copy of the model, and the copy."""
+def _step(
+    model: Any, batch: Batch, method: Method | None, change: Callable[[Any], Any] = lambda model: None
+) -> tuple[dict[str, Tensor], Any]:
+    """Return loss and gradients of one step of a copy of the model, which may be changed, and the copy."""
     model = copy.deepcopy(model)
+    change(model)
     torch.manual_seed(5)
     if method is None:
         loss = model(**batch).loss

@@ -34,7 +34,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput
 
-from attendrop.attention.hooks import is_compiled, replaced_attribute
+from attendrop.attention.hooks import ModuleHooks, is_compiled, replaced_attribute
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import FineTune, Method, MethodState
 from attendrop.methods.core.context import LabelledRows, Processes, RunningStatistics, TrainingContext, tokens_of
@@ -42,6 +42,7 @@ from attendrop.methods.core.registry import check_method
 from attendrop.support.files import disk_errors
 from attendrop.support.models import ANSWER_MASK, ROW_INDEX, Batch, freeze_unsaved, gathered, sharding_mesh
 from attendrop.training import checkpoints
+from attendrop.training.padding import leave_out_padding
 from attendrop.training.regularization import Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 
@@ -106,6 +107,7 @@ class RegularizedTrainer(Trainer):
         metrics: Callable[..., dict[str, float]] | None = compute_reward_metrics or self.compute_metrics
         self.compute_reward_metrics = metrics
         self._regularization: Regularization | None = None
+        self._padding = ModuleHooks()
         self._loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Path] | None = None
@@ -244,6 +246,7 @@ class RegularizedTrainer(Trainer):
         )
         run = self.model_wrapped if is_compiled(self.model_wrapped) else None
         self._regularization = Regularization(training, self.regularizer, run)
+        self._padding = leave_out_padding(training.model)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed
@@ -264,6 +267,7 @@ class RegularizedTrainer(Trainer):
         if self._regularization is not None:
             self._regularization.close()
         self._regularization = None
+        self._padding.close()
 
     def labelled(self, rows: Any) -> LabelledRows | None:
         """Make batches of rows of only the columns that the model reads; None for streams and several data sets."""

@@ -1,0 +1,95 @@
+"""Training without padding: linear layers multiply only the tokens of a batch that are not padding.
+
+In batches of 16 random rows, 30 to 60 % of the tokens are padding, and on a CPU nearly all of the time is spent in
+linear layers. No other token reads padding, so the loss and the gradients are the same up to rounding; so are random
+numbers, since dropout sees tensors of the same shape. A GPU waits for kernels to be launched, of which this needs more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from attendrop.attention.hooks import ModuleHooks, evaluating, forked_rng, is_compiled
+from attendrop.attention.tracing import example_inputs
+from attendrop.randomness.device_path import on_cpu
+from attendrop.support.models import transformers_model
+
+_NARROWEST = 64  # narrower layers, such as those of LoRA, take less time than the copies
+_ROUNDING = 1e-4
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Tokens:
+    """The tokens of the batch that passes the model, which its mask tells: ``None`` where there is no padding."""
+
+    shape: torch.Size | None = None
+    valid: Tensor | None = None  # their indices among all tokens of the batch
+
+    def set(self, mask: Any) -> None:
+        self.shape = self.valid = None
+        if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all():
+            self.shape, self.valid = mask.shape, mask.flatten().nonzero().flatten()
+
+    def forward_of(self, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+        """Return a forward function for a layer, whose outputs at padding are 0."""
+
+        def forward(input: Tensor) -> Tensor:  # as in torch
+            if self.shape is None or self.valid is None or input.shape[:-1] != self.shape:
+                return functional.linear(input, layer.weight, layer.bias)
+            tokens = input.flatten(0, 1)
+            product = functional.linear(tokens.index_select(0, self.valid), layer.weight, layer.bias)
+            outputs = product.new_zeros(len(tokens), product.shape[-1]).index_copy_(0, self.valid, product)
+            return outputs.view(*self.shape, -1)
+
+        return forward
+
+
+def leave_out_padding(model: nn.Module) -> ModuleHooks:
+    """Let the linear layers of a model on a CPU leave out padding until the hooks that are returned are closed.
+
+    Layers are those that read one vector of each token. They stay as they are in a model that is compiled, recomputes
+    activations, or has an encoder and a decoder; and where the outputs of two example rows change, since some models
+    read padding, by convolution, or where these are no input of the model. Copies of the model compute padding.
+    """
+    hooks, inner = ModuleHooks(), transformers_model(model)
+    if not isinstance(inner, PreTrainedModel) or inner.main_input_name != "input_ids" or is_compiled(model):
+        return hooks
+    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in inner.modules())
+    if not on_cpu(inner.device) or recomputes or inner.config.is_encoder_decoder:
+        return hooks
+    try:
+        if not _replace_layers(inner.base_model, example_inputs(inner)["input_ids"].flatten(0, -2), hooks):
+            hooks.close()
+    except Exception as error:  # whatever such a pass raises, training goes on as it would have
+        hooks.close()
+        logger.debug("Padding is computed: %s", error)
+    return hooks
+
+
+def _replace_layers(base: nn.Module, row: Tensor, hooks: ModuleHooks) -> bool:
+    """Replace the forward functions of layers of a model; return whether the outputs at tokens are the same."""
+    mask = torch.ones_like(row).repeat(2, 1)
+    mask[1, 3:] = 0
+    batch = {"input_ids": row.repeat(2, 1), "attention_mask": mask}
+    seen, tokens = dict[nn.Linear, set[torch.Size]](), _Tokens()
+    for module in base.modules():
+        if type(module) is nn.Linear and min(module.weight.shape) >= _NARROWEST and "forward" not in vars(module):
+            hooks.before(module, lambda layer, inputs: seen.setdefault(layer, set()).add(inputs[0].shape[:-1]))
+    with evaluating(base), forked_rng(base), torch.no_grad():
+        whole = base(**batch)[0]
+        hooks.close()
+        layers = [layer for layer, shapes in seen.items() if shapes == {mask.shape}]
+        hooks.replace_forward(base, {layer: tokens.forward_of(layer) for layer in layers})
+        hooks.before(base, lambda _, __, given: tokens.set(given.get("attention_mask")), with_kwargs=True)
+        hooks.after(base, lambda *_: tokens.set(None), always_call=True)
+        found = base(**batch)[0]
+    return whole.shape[:2] == mask.shape and torch.allclose(found[mask > 0], whole[mask > 0], _ROUNDING, _ROUNDING)
