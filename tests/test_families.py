@@ -12,8 +12,8 @@ from helpers.families import row
 from packaging.version import Version
 
 from attendrop import ADDrop
+from attendrop.attention import padding
 from attendrop.runs.model_loading import examine
-from attendrop.training import padding
 
 TABLE = json.loads((Path(__file__).parent.parent / "docs" / "models.json").read_text(encoding="utf-8"))
 # Older versions lack families, and hand fewer arguments on to attention in some.

@@ -16,8 +16,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attendrop import ADDrop, AttendropError, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.padding import leave_out_padding
 from attendrop.attention.plan import AttentionCall, AttentionEdit, Plan
-from attendrop.training.padding import leave_out_padding
 from helpers.plans import passed
 
 VOCAB, IMAGE = 64, 32

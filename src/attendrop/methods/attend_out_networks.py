@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
+from attendrop.attention.padding import leave_out_padding
 from attendrop.attribution.finite_gradients import all_true, is_finite
 from attendrop.extend import (
     AttendropError,
@@ -513,6 +514,7 @@ class SecondModel:
         frozen = [parameter for parameter in self.first.parameters() if not parameter.requires_grad]
         self.model: nn.Module = plain_copy(self.first, shared=() if elsewhere else frozen)
         self.model.to(there)
+        leave_out_padding(self.model)
         self.device = next(self.model.parameters()).device
         self.pairs: list[Pair] = list(zip(self.first.parameters(), self.model.parameters(), strict=True))
         counterpart: dict[Any, nn.Parameter] = dict(self.pairs)

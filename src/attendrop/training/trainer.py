@@ -35,6 +35,7 @@ from transformers.trainer_pt_utils import nested_numpify
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput
 
 from attendrop.attention.hooks import ModuleHooks, is_compiled, replaced_attribute
+from attendrop.attention.padding import leave_out_padding
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import FineTune, Method, MethodState
 from attendrop.methods.core.context import LabelledRows, Processes, RunningStatistics, TrainingContext, tokens_of
@@ -42,7 +43,6 @@ from attendrop.methods.core.registry import check_method
 from attendrop.support.files import disk_errors
 from attendrop.support.models import ANSWER_MASK, ROW_INDEX, Batch, freeze_unsaved, gathered, sharding_mesh
 from attendrop.training import checkpoints
-from attendrop.training.padding import leave_out_padding
 from attendrop.training.regularization import Regularization, is_stream
 from attendrop.training.trainer_loss import TrainerLoss, countable, is_stock_loss
 

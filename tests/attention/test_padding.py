@@ -11,9 +11,9 @@ from helpers.training import ALWAYS, trainer_of, weights
 from torch.utils.flop_counter import FlopCounterMode
 
 from attendrop import AttendOut, AttendropError, Compose, HiddenCut, RDrop, SuperT
+from attendrop.attention import padding
+from attendrop.attention.padding import leave_out_padding
 from attendrop.methods.core.base import Method
-from attendrop.training import padding
-from attendrop.training.padding import leave_out_padding
 
 
 @pytest.fixture(autouse=True)
