@@ -4,6 +4,7 @@ Steps of 16 random training rows, each with and without padding, one after the o
 backward pass, clipping and AdamW. Needs ``ATTENDROP_DATA``.
 """
 
+import os
 import random
 import statistics
 import sys
@@ -17,7 +18,7 @@ from attendrop.attention.padding import leave_out_padding
 from attendrop.tasks.base import encode
 from attendrop.tasks.registry import get_task, load_task
 
-TASKS = ("cola", "rte", "mrpc", "banking77")
+TASKS = ("cola", "mrpc", "rte")
 
 
 def main(path: str, rounds: int = 15) -> None:
@@ -25,8 +26,9 @@ def main(path: str, rounds: int = 15) -> None:
     tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForSequenceClassification.from_pretrained(path)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
     for name in TASKS:
-        task, chance, ratios, shares = get_task(name), random.Random(0), list[float](), list[float]()
-        rows = encode(task, load_task(task)["train"], tokenizer, 128)
+        data = load_task(name, data_dir=os.environ["ATTENDROP_DATA"], splits=("train",)).splits["train"]
+        chance, ratios, shares = random.Random(0), list[float](), list[float]()
+        rows = encode(data, get_task(name), tokenizer, 128)
         for number in range(rounds + 1):
             drawn = [rows[chance.randrange(len(rows))] for _ in range(16)]
             batch = tokenizer.pad([{"input_ids": row["input_ids"]} for row in drawn], return_tensors="pt")

@@ -65,6 +65,13 @@ def test_padding_is_computed_where_activations_are_recomputed_and_in_encoder_dec
         assert not leave_out_padding(model)._replaced
 
 
+def test_padding_is_computed_where_the_head_reads_it() -> None:
+    model = zoo.build("bert")
+    assert leave_out_padding(model)._replaced
+    model.bert.pooler.forward = lambda hidden: hidden.mean(1)  # also of padding
+    assert not leave_out_padding(copy.deepcopy(model))._replaced
+
+
 def test_an_error_of_the_trial_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = zoo.build("bert")
 

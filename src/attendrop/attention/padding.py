@@ -8,7 +8,7 @@ numbers, since dropout sees tensors of the same shape. A GPU waits for kernels t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ def leave_out_padding(model: nn.Module) -> ModuleHooks:
     if not on_cpu(inner.device) or recomputes or inner.config.is_encoder_decoder:
         return hooks
     try:
-        if not _replace_layers(inner.base_model, example_inputs(inner)["input_ids"].flatten(0, -2), hooks):
+        if not _replace_layers(inner, hooks):
             hooks.close()
     except Exception as error:  # whatever such a pass raises, training goes on as it would have
         hooks.close()
@@ -75,21 +75,29 @@ def leave_out_padding(model: nn.Module) -> ModuleHooks:
     return hooks
 
 
-def _replace_layers(base: nn.Module, row: Tensor, hooks: ModuleHooks) -> bool:
-    """Replace the forward functions of layers of a model; return whether the outputs at tokens are the same."""
-    mask = torch.ones_like(row).repeat(2, 1)
-    mask[1, 3:] = 0
-    batch = {"input_ids": row.repeat(2, 1), "attention_mask": mask}
+def _replace_layers(model: PreTrainedModel, hooks: ModuleHooks) -> bool:
+    """Replace the forward functions of layers; return whether the outputs are the same, except those at padding."""
+    batch = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in example_inputs(model).items()}
+    batch["attention_mask"][1, ..., 3:] = 0
+    mask, base = batch["attention_mask"].flatten(0, -2), model.base_model
     seen, tokens = dict[nn.Linear, set[torch.Size]](), _Tokens()
     for module in base.modules():
         if type(module) is nn.Linear and min(module.weight.shape) >= _NARROWEST and "forward" not in vars(module):
             hooks.before(module, lambda layer, inputs: seen.setdefault(layer, set()).add(inputs[0].shape[:-1]))
-    with evaluating(base), forked_rng(base), torch.no_grad():
-        whole = base(**batch)[0]
+    with evaluating(model), forked_rng(model), torch.no_grad():
+        whole = _outputs(model(**batch), mask)
         hooks.close()
         layers = [layer for layer, shapes in seen.items() if shapes == {mask.shape}]
         hooks.replace_forward(base, {layer: tokens.forward_of(layer) for layer in layers})
         hooks.before(base, lambda _, __, given: tokens.set(given.get("attention_mask")), with_kwargs=True)
         hooks.after(base, lambda *_: tokens.set(None), always_call=True)
-        found = base(**batch)[0]
-    return whole.shape[:2] == mask.shape and torch.allclose(found[mask > 0], whole[mask > 0], _ROUNDING, _ROUNDING)
+        found = _outputs(model(**batch), mask)
+    same = [torch.allclose(one, other, _ROUNDING, _ROUNDING) for one, other in zip(found, whole, strict=True)]
+    return all(same) and bool(layers and same)
+
+
+def _outputs(outputs: Any, mask: Tensor) -> list[Tensor]:
+    """List the tensors that a model returns, without those of padding."""
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return [value[mask > 0] if value.shape[:2] == mask.shape else value for value in tensors]

@@ -67,6 +67,7 @@ class RegularizedTrainer(Trainer):
       mean over the whole batch. The stock trainer multiplies it by the number of micro-batches, and such a loss of an
       evaluation by the number of processes.
     - Parameters that the model's class leaves out of its files, Marian's computed positions, are not trained.
+    - On a CPU, linear layers leave out padding: the same steps up to rounding, in less time.
 
     Args:
         *args: As for ``transformers.Trainer``.
