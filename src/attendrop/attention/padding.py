@@ -79,11 +79,16 @@ def _replace_layers(model: PreTrainedModel, hooks: ModuleHooks) -> bool:
     """Replace the forward functions of layers; return whether the outputs are the same, except those at padding."""
     batch = {name: value.repeat(2, *[1] * (value.ndim - 1)) for name, value in example_inputs(model).items()}
     batch["attention_mask"][1, ..., 3:] = 0
+    pad = model.config.get_text_config().pad_token_id
+    batch["input_ids"][1, ..., 3:] = 0 if pad is None else pad  # by which heads of decoders find the last token
     mask, base = batch["attention_mask"].flatten(0, -2), model.base_model
     seen, tokens = dict[nn.Linear, set[torch.Size]](), _Tokens()
-    for module in base.modules():
-        if type(module) is nn.Linear and min(module.weight.shape) >= _NARROWEST and "forward" not in vars(module):
-            hooks.before(module, lambda layer, inputs: seen.setdefault(layer, set()).add(inputs[0].shape[:-1]))
+    linear = [each for each in base.modules() if type(each) is nn.Linear and "forward" not in vars(each)]
+    wide = [layer for layer in linear if min(layer.weight.shape) >= _NARROWEST]
+    if not wide:
+        return False
+    for module in wide:
+        hooks.before(module, lambda layer, inputs: seen.setdefault(layer, set()).add(inputs[0].shape[:-1]))
     with evaluating(model), forked_rng(model), torch.no_grad():
         whole = _outputs(model(**batch), mask)
         hooks.close()

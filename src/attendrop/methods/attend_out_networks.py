@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from attendrop.attention.blocks import block_of
 from attendrop.attention.hooks import ModuleHooks
 from attendrop.attention.layers import select_self_attention
-from attendrop.attention.padding import leave_out_padding
 from attendrop.attribution.finite_gradients import all_true, is_finite
 from attendrop.extend import (
     AttendropError,
@@ -487,6 +486,8 @@ class SecondModel:
     """
 
     def __init__(self, training: TrainingContext, device: str) -> None:
+        from attendrop.attention.padding import leave_out_padding  # imports transformers
+
         assert training.optimizer is not None
         self.training = training
         self.first = training.model
