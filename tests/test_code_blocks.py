@@ -44,7 +44,7 @@ _TRAIN = "attendrop train --model bert-base-uncased --method finetune"
 # By page that is no tutorial, the commands that make what its blocks find.
 BEFORE = {
     "attention_viewer": f"{_TRAIN} --task cola --output-dir runs/cola-ad-drop-seed0",
-    "data": 'cp train.csv banking77.csv; cut -d";" -f2 tickets.csv > more.csv',
+    "data": 'cp train.csv banking77.csv; (cut -d";" -f2 tickets.csv; echo the owl paints it) > more.csv',
     "export": f"{_TRAIN} {_FILES} sentence1,sentence2 --output-dir runs/light",
     "killed_runs": "cp recipes/quick.yaml study.yaml",
     "python": f"{_TRAIN} {_FILES} text --output-dir runs/mine",

@@ -36,7 +36,9 @@ from attendrop.studies.compare import (
 from attendrop.studies.comparison import Comparison, MethodSetting
 from attendrop.studies.executor import Event, RunSpec
 
-RUN_OPTIONS = ("model", "train_file", "eval_file", "test_fraction", "shots", "max_steps")
+RUN_OPTIONS = (
+    "model", "train_file", "eval_file", "test_fraction", "shots", "max_steps", "unlabelled", "text_columns", "head_init",
+)  # fmt: skip
 DEFAULT = MethodSetting("ad-drop")
 OTHER = MethodSetting("ad-drop", {"p": 0.5})
 
@@ -174,6 +176,19 @@ def test_the_answer_is_written_whatever_becomes_of_the_model(
     with pytest.raises(AttendropError, match=r"answer is in .*answer\.md, but its model .*: The disk is full"):
         run_comparison(comparison(folder))
     assert json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))["best"] is None
+
+
+def test_texts_that_the_kept_model_is_trained_on_are_refused_before_any_run(folder: Path, run_by: Any) -> None:
+    (folder / "dev.csv").unlink()
+    texts = [line.split(",")[0] for line in (folder / "train.csv").read_text(encoding="utf-8").splitlines()]
+    (folder / "texts.csv").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    options = {"eval_file": None, "test_fraction": 0.25, "text_columns": (texts[0],), "head_init": "linear-probe"}
+    asked = comparison(folder, unlabelled=str(folder / "texts.csv"), **options)
+    runner = Runner()
+    run_by(runner)
+    with pytest.raises(AttendropError, match="no text that the training rows lack"):
+        run_comparison(asked)
+    assert not runner.asked
 
 
 def test_from_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

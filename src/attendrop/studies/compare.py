@@ -200,6 +200,9 @@ def run_comparison(
     parts, defined = run.parts, defined_for(run.task)
     load_tokenizer(asked.model, run.task)
     refuse_unusable(comparison, run.task)
+    if asked.unlabelled is not None and comparison.keep_best and asked.accept is None:
+        # The model that is kept is trained on all rows: there must be other texts.
+        resolve_run(replace(asked, test_fraction=0.0, ood=None, ood_column=None))
     comparison.check_record()
     if "dev" not in parts.report:
         raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
