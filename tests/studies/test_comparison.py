@@ -37,7 +37,8 @@ from attendrop.studies.comparison import Comparison, MethodSetting
 from attendrop.studies.executor import Event, RunSpec
 
 RUN_OPTIONS = (
-    "model", "train_file", "eval_file", "test_fraction", "shots", "max_steps", "unlabelled", "text_columns", "head_init",
+    "model", "train_file", "eval_file", "test_fraction", "shots", "max_steps", "unlabelled", "text_columns",
+    "head_init",
 )  # fmt: skip
 DEFAULT = MethodSetting("ad-drop")
 OTHER = MethodSetting("ad-drop", {"p": 0.5})
