@@ -92,9 +92,8 @@ class RandomMaskPlan(Plan):
         self._made: dict[str, AttentionEdit] = {}
         self._edits: dict[str, _LayerEdit] = {}
         self._spans = spans or (lambda _: None)
-        self._seen = dict(
-            context.adapter.masks_seen
-        )  # layers of local and of global attention alternate in some models
+        # Layers of local and of global attention alternate in some models.
+        self._seen = dict(context.adapter.masks_seen)
         self._origins: dict[tuple[str, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
