@@ -101,14 +101,16 @@ def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Pa
     write_run(tmp_path, "finetune", 0.5)
     for p, q, crossed in product((0.1, 0.9), (0.3, 0.7), (False, True)):
         given = build_method("ad-drop", {"p": p, "q": q, "cross_tuning": crossed}).options()
-        write_run(tmp_path, "ad-drop", 0.5 + (0.1 * p * q if crossed else -0.3 * p), options=given)
+        if (p, q, crossed) != (0.1, 0.3, True):  # without the first cell, values rise along both axes, too
+            write_run(tmp_path, "ad-drop", 0.5 + (0.1 * p * q if crossed else -0.3 * p), options=given)
     without, with_it = (each for each in make_figures(read_results(tmp_path))[0] if each.kind == "heat_map")
+    assert (encoding(with_it, "x", 0)["sort"], encoding(with_it, "y", 0)["sort"]) == (["0.3", "0.7"], ["0.1", "0.9"])
     assert [without.detail, with_it.detail] == ["ad-drop cross_tuning=False", "ad-drop cross_tuning=True"]
     columns = ("p", "q", "accuracy", "difference in points", "seeds")
     assert values(with_it, *columns)[-1] == ["0.9", "0.7", "0.563", "+6.3", "1"]
     assert (encoding(with_it, "x", 0)["title"], encoding(with_it, "y", 0)["title"]) == ("q", "p")
     every = made(tmp_path)["grid"]  # all pairs stand beside those without the other option
-    assert len(every.values) == 8
+    assert len(every.values) == 7
     assert ["ad-drop cross_tuning=False", "0.1", "0.3", "0.470"] in values(every, "method", "p", "q", "accuracy")
     for figure in (without, with_it):
         assert encoding(figure, "color", 0)["scale"]["domain"] == pytest.approx([-27, 27])

@@ -85,7 +85,8 @@ def test_runs_that_are_missing_or_not_listed_are_told(tmp_path: Path) -> None:
     results = read_results(tmp_path)
     assert [(each.name, [row.n for row in each.answer.rows]) for each in results.settings] == [("mine", [3, 4])]
     missing, more = results.notes
-    assert missing == "1 of 8 runs of the answer are missing or damaged, and left out."
+    assert missing == "1 of 8 runs of the answer are missing or damaged, and left out." and results.missing == 1
+    assert missing in results.markdown() and missing in results.lines() and missing in results.as_dict()["notes"]
     assert more.startswith("1 other finished runs are not part of the answer: ")
     shutil.rmtree(tmp_path / "runs")
     with pytest.raises(AttendropError, match="holds no finished run"):
@@ -126,7 +127,8 @@ def test_of_what_the_table_of_all_settings_is_and_which_setting_has_no_result(tm
         ["| mixout", "2", "2"],
         ["| r-drop", "1", "4"],
     ]
-    assert results.notes == ("mrpc: no run has a result; the first error: The disk is full.",)
+    assert results.notes[0] == "mrpc: no run has a result; the first error: The disk is full."
+    assert results.notes[1].startswith("Each setting's decision is corrected over its own methods")
 
 
 def test_only_the_listed_runs_are_compared_by_their_labels(tmp_path: Path) -> None:

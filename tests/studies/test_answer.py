@@ -75,7 +75,7 @@ def test_no_interval_holds_what_no_difference_can_be() -> None:
         (runs("mixout", BEHIND), "all behind", "finetune", "(mixout: accuracy -0.015 [-0.020, -0.010])."),
         (runs("r-drop", UNCLEAR), "undecided", "finetune", "(r-drop: accuracy +0.006 [-0.017, +0.029])."),
         (runs("r-drop", SLIGHTLY, 200), "negligible", "finetune", "and none as good is clearly cheaper (r-drop: "),
-        (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "No method that is tested is better by more than"),
+        (runs("drophead", SLIGHTLY, 50), "negligible", "drophead", "It is equivalent to plain fine-tuning, within"),
         (
             runs("r-drop", SLIGHTLY, 200) + runs("mixout", HIGH[:3]),
             "negligible",
@@ -216,6 +216,19 @@ def test_without_scores_on_the_same_rows_nothing_is_said_of_others(change: Run) 
     assert (difference.p_value, row(found, "ad-drop").p_holm, found.use) == (None, None, None)
     assert difference.seeds_only.low == pytest.approx(0.0041, abs=1e-4)
     assert found.holds_for.endswith("on these evaluation rows only.")
+
+
+def test_what_is_behind_by_less_than_the_margin_is_equivalent() -> None:
+    found = answer([*FINETUNE, *runs("drophead", tuple(score - 0.001 for score in PLAIN), 50)])
+    assert (found.verdict.why, found.use, found.verdict.groups["behind"]) == ("negligible", "drophead", [])
+    assert "It is equivalent to plain fine-tuning" in found.sentences[0] and "takes 0.5x" in found.sentences[1]
+
+
+def test_a_method_with_too_few_seeds_beside_the_baseline_is_not_taken_for_one_that_is_not_ahead() -> None:
+    more = [*runs("r-drop", tuple(score + 0.15 for score in PLAIN[:4])), *runs("tfidf", [0.5] * 5, 5)]
+    found = answer([*FINETUNE, *(run for run in more if (run["method"], run["seed"]) != ("tfidf", 1))])
+    assert (found.verdict.why, found.use) == ("few seeds", None)
+    assert "3 seeds in common of r-drop and the TF-IDF model" in found.sentences[0]
 
 
 def test_what_differs_by_rounding_is_not_ahead() -> None:

@@ -69,12 +69,15 @@ def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
     monkeypatch.setattr("tempfile.tempdir", str(there))
     spec = RunSpec(tiny.config(folder, method="finetune", max_steps=1), keep_model=True)
     runner = RayRunner(tmp_path, "local")
+    (mark,) = (tmp_path / "runs").iterdir()
+    mark.unlink()  # as on another disk
     future = runner.submit(spec, here, tmp_path / "steps")
     assert not here.exists() and list(there.iterdir()) == []
     outcome = runner.outcome(future)
     assert outcome["metrics"] == tiny.read_metrics(here)
     assert {"metrics.json", "run.json", "run.yaml", "model.safetensors"} <= {path.name for path in here.iterdir()}
-    again = run_on_machine(spec, here, tmp_path / "steps", str(tmp_path))  # on the disk of the study
+    mark.touch()
+    again = run_on_machine(spec, here, tmp_path / "steps", str(tmp_path), mark)  # on the disk of the study
     assert again["metrics"] == outcome["metrics"] and "files" not in again
 
 

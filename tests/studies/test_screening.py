@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from attendrop import AttendropError
 from attendrop.cli import main
 from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.studies import screening
+from attendrop.studies.comparison import Comparison
 from attendrop.studies.screening import REPEATS, ScreenedEncoder, Screening, screen
 from attendrop.studies.statistics import Estimate
 from attendrop.tasks.types.classification import Classification
@@ -140,6 +141,8 @@ def test_auto_leaves_out_what_cannot_be_loaded(folder: Path, monkeypatch: pytest
     config = tiny.config(
         folder, text_columns=("text",), method="finetune", eval_file=str(folder / "train.csv"), model="minilm"
     )
+    named = Comparison(config=config, models=("auto",))
+    replace(named, config=replace(config, model="thenlper/gte-small"))  # which was chosen
     monkeypatch.setattr(screening, "load_for", load)
     found = screen(config, ["auto"])
     assert [each.model for each in found.encoders] == ["minilm"] and len(found.left_out) == 5

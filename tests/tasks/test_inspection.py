@@ -50,6 +50,9 @@ def test_one_number_is_doubtful_and_refused_by_a_run(tmp_path: Path) -> None:
     assert "All rows have the same label, '0.5'." in inspect_files(file).doubts()["one_label"]
     with pytest.raises(AttendropError, match=r"has only one number, '0.5'"):
         check_files(str(file), None)
+    file.write_text("text,score\na cat sees a dog,0.5\nthe bird sees it,.50\n")
+    with pytest.raises(AttendropError, match=r"has only one number, '0.5'"):
+        load_files(train_file=file, text_columns=["text"], label_column="score")
 
 
 def test_texts_that_are_none_are_doubtful(tmp_path: Path) -> None:
@@ -583,3 +586,69 @@ def test_choices_of_label_studio_are_lists(tmp_path: Path) -> None:
     assert found.label_type == "labels" and "set --label-type labels, which reads both" in found.unclear
     read = load_files(train_file=tmp_path / "a.json", label_type="labels", text_columns=["text"], label_column="label")
     assert read.splits["train"]["label"][:2] == [[1, 1], [1, 0]]
+
+
+def test_texts_that_begin_with_a_date_are_texts(tmp_path: Path) -> None:
+    cities = ["Bad Homburg Mitte", "Frankfurt am Main", "Ulm Sued Ost"]
+    rows = [f"2024-05-{n % 28 + 1:02} 10:00 the parcel of customer {n} came late again,{cities[n % 3]} {n},{n % 2}"
+            for n in range(40)]  # fmt: skip
+    assert inspect_files(csv(tmp_path, "note,city,label", rows)).text_candidates == [("note",), ("city",)]
+
+
+def test_repeated_texts_beside_comments_and_prompts_beside_answers_are_candidates(tmp_path: Path) -> None:
+    rows = [
+        f"the parcel {n // 3} came late,since the words of annotator {n} say so quite clearly,{n % 2}"
+        for n in range(60)
+    ]
+    found = inspect_files(csv(tmp_path, "text,explanation,label", rows))
+    assert found.text_candidates == [("explanation",), ("text",)]
+    rows = [f"what is the number {n},it is the {n} here,no it is the {n},{'ab'[n % 2]}" for n in range(20)]
+    found = inspect_files(csv(tmp_path, "prompt,response_a,response_b,winner", rows))
+    assert found.text_candidates == [("response_a", "response_b"), ("prompt",)]
+
+
+def test_a_row_that_a_stray_quote_took_is_told_where_the_label_is_in_the_middle(tmp_path: Path) -> None:
+    rows = [f"{n},{'ab'[n % 2]},{chr(34) * (n == 8)}the text of {n} here{chr(34) * (n == 9)}" for n in range(30)]
+    assert "(lines 10-11)" in inspect_files(csv(tmp_path, "id,label,text", rows)).notes[0]
+
+
+def test_names_of_labels_may_have_a_comma_where_other_rows_have_semicolons(tmp_path: Path) -> None:
+    labels = ["Food, drink;Travel", "Food, drink", "Travel"]
+    rows = [f'the text of number {n},"{labels[n % 3]}"' for n in range(12)]
+    file = csv(tmp_path, "text,label", rows)
+    assert inspect_files(file, label_type="labels").labels == {"Food, drink": 8, "Travel": 8}
+    data = load_files(train_file=file, label_type="labels", **GIVEN)
+    assert data.task.type.label_names == ("Food, drink", "Travel")
+    assert data.task.type.read_label("Food, drink") == [1, 0]  # alone in a file of its own
+    turned = [f"the text of {n // 2},{['late;lost', 'lost;late'][n % 2]}" for n in range(12)]
+    assert "conflicts" not in inspect_files(csv(tmp_path, "text,label", turned), label_type="labels").doubts()
+
+
+def test_a_label_that_no_row_has_is_told(tmp_path: Path) -> None:
+    rows = [f"the text of number {n},{n % 2},{1 - n % 2},0" for n in range(12)]
+    found = inspect_files(csv(tmp_path, "text,toxic,spam,rude", rows), label_column="toxic,spam,rude")
+    assert found.notes == (f"{tmp_path / 'a.csv'}: no row has 'rude': the model has no such label.",)
+
+
+def test_tags_are_read_without_spaces_and_mapped_whatever_says_that_they_are_tags(tmp_path: Path) -> None:
+    lines = [{"tokens": ["Anna", "left"], "tags": [["B-PER ", "O"], ["B-PER", "O "]][n % 2]} for n in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert load_files(train_file=tmp_path / "a.jsonl", **TAGGED).task.type.label_names == ("O", "B-PER")
+    (tmp_path / "map.csv").write_text("label,meaning\nB-person,B-PER\n")
+    lines = [{"tokens": ["Anna", "left", str(n)], "tags": "B-person O O"} for n in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert inspect_files(tmp_path / "a.jsonl", label_map=tmp_path / "map.csv").tags == {"O": 24, "B-PER": 12}
+    (tmp_path / "a.conll").write_text("Anna B\nBell I\nleft O\n\n" * 5)
+    assert "tags such as 'B' have no type" in inspect_files(tmp_path / "a.conll").notes[0]
+
+
+def test_rows_of_one_label_are_evaluated_by_a_model_of_several(tmp_path: Path) -> None:
+    files = tmp_path / "a.txt", tmp_path / "b.txt"
+    files[0].write_text("".join(f"__label__late __label__{'ab'[n % 2]} the text of {n}\n" for n in range(12)))
+    files[1].write_text("".join(f"__label__late the other text {n}\n" for n in range(4)))
+    found = inspect_files(*files)
+    assert (found.label_type, found.unclear) == ("labels", "")
+    (tmp_path / "c.json").write_text("{}")
+    assert not inspect_files(tmp_path / "c.json").columns
+    (tmp_path / "d.txt").write_text("".join(f"first{n} last{n}\n" for n in range(12)) + "\n")  # names, and no tags
+    assert len(inspect_files(tmp_path / "d.txt").table) == 13

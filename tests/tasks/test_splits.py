@@ -271,6 +271,7 @@ def test_signs_and_scripts_without_words_are_not_all_the_same() -> None:
     # Signs of vowels are no punctuation: these differ in nothing else.
     some = ["दिन में पानी", "दान में पीना", "दिन में पानी।", "ปีนี้", "ปูนา", "كَتَبَ", "كُتُب"]
     assert near_duplicates(some) == [0, 1, 0, 2, 3, 4, 5]
+    assert len(set(map(same_text, ["I like C++", "I like C#", "i like c", "ok 👍", "ok 👎", "OK!"]))) == 6
     assert same_text("दिन") != same_text("दान") and telling_names(["दिन", "दान"]) == ["दिन", "दान"]
 
 

@@ -73,9 +73,6 @@ def compare(
     Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
     seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. When run again, it resumes.
     """
-    listed = names(search.get("models", ""))
-    if listed and "auto" not in listed and data.get("model") not in (None, *listed):
-        raise AttendropError(f"model '{data['model']}' is not one of models; add it there, or omit it.")
     run = {"model": "minilm", "method": REFERENCE, "output_dir": "", **data, **training, **machine}
     named = names(compared.get("methods", ""))
     values: dict[str, dict[str, list[str]]] = {}  # of options of each method, by name
@@ -145,7 +142,7 @@ def study(
         report = run_study(found, folder, file=file, workers=workers, backend=backend, on_event=progress)
     text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
     ui.show(report.as_dict(), text, quiet=quiet, as_json=as_json)
-    if report.failed:
+    if report.failed or report.missing:
         raise typer.Exit(1)
 
 

@@ -8,7 +8,7 @@ import re
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import Any
@@ -559,8 +559,8 @@ def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
             continue
         base, values = chart_of(records)
         base = base.encode(
-            x=alt.X("_1:N", title=second, sort=None, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("_0:N", title=first, sort=None),
+            x=alt.X("_1:N", title=second, sort=_rising(other for _, other in own), axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("_0:N", title=first, sort=_rising(one for one, _ in own)),
         )
         chart = base.mark_rect().encode(color=alt.Color("_value:Q", scale=colors, legend=None))
         columns = len({other for _one, other in own})
@@ -574,6 +574,10 @@ def heat_maps(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     return figures
 
 
+def _rising(values: Iterable[float]) -> list[str]:
+    return [f"{value:g}" for value in sorted(set(values))]
+
+
 def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     figures, metric = [], setting.answer.metric
@@ -585,10 +589,12 @@ def grid_spread(setting: ReportedSetting, looks: Looks) -> list[Figure] | str:
                 record = {"method": name, first: f"{one:g}", second: f"{other:g}"}
                 record[metric] = number(row.mean, setting.answer.decimals)
                 records.append(record | {"seeds": str(row.n), "_y": row.mean})
-        x = alt.X("_1:N", title=f"{first}; within each, {second} rises", sort=None, axis=alt.Axis(labelAngle=0))
+        ones, others = ([at[place] for own in grids.values() for at in own] for place in (0, 1))
+        within = f"{first}; within each, {second} rises"
+        x = alt.X("_1:N", title=within, sort=_rising(ones), axis=alt.Axis(labelAngle=0))
         y = alt.Y("_y:Q", title=metric, scale=alt.Scale(zero=False))
         looks_of = {name: place for place, name in enumerate(grids)}
-        chart, values = _drawn(records, looks_of, x=x, xOffset=alt.XOffset("_2:N", sort=None), y=y)
+        chart, values = _drawn(records, looks_of, x=x, xOffset=alt.XOffset("_2:N", sort=_rising(others)), y=y)
         caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
         if reference is not None:
             chart += _rule(_y=reference.mean).encode(y="_y:Q")

@@ -307,6 +307,8 @@ RULES: tuple[tuple[str, Callable[[Any], Any], Callable[[Any], tuple[MethodRow | 
     # Fine-tuned models against the best baseline.
     ("few seeds", lambda f: f.base and f.gap.n < MIN_SEEDS, lambda f: (None, f.leader, f.base), _FEW),
     ("no row scores", lambda f: f.base and f.gap.p_value is None, lambda f: (None, f.leader, f.base), _NO_ROWS),
+    ("few seeds", lambda f: f.base and f.over and f.best_tuned in f.ahead and f.common(f.best_tuned) < MIN_SEEDS,
+     lambda f: (None, f.best_tuned, f.base), _FEW),
     ("others not ahead", lambda f: f.base and f.over and f.best_tuned not in f.over,
      lambda f: (f.best_over, f.best_over, f.base),
      "It is significantly ahead of {reference}, as not all fine-tuned models are: {gain}."),
@@ -327,8 +329,11 @@ RULES: tuple[tuple[str, Callable[[Any], Any], Callable[[Any], tuple[MethodRow | 
     ("all behind", lambda f: not f.equivalent and not f.inconclusive,
      lambda f: (f.plain, max(f.behind, key=gain_of), f.plain),
      "All other methods that are tested are significantly behind ({candidate}: {gain})."),
+    ("negligible", lambda f: not f.inconclusive and f.best_tuned is not f.plain,
+     lambda f: (f.best_tuned, f.best_tuned, f.plain),
+     "It is equivalent to {reference}, within ±{margin}, and takes less time: {gain}."),
     ("negligible", lambda f: not f.inconclusive,
-     lambda f: (f.best_tuned, max(f.equivalent, key=gain_of), f.plain),
+     lambda f: (f.plain, max(f.equivalent, key=gain_of), f.plain),
      "No method that is tested is better by more than {margin}, and none as good is clearly cheaper ({candidate}: "
      "{gain})."),
     ("undecided", lambda f: True, lambda f: (f.plain, max(f.inconclusive, key=gain_of), f.plain),
@@ -372,8 +377,8 @@ class Verdict:
         tested = [row for row in self.methods if row.pairs >= MIN_SEEDS and row.p_holm is not None]
         shown = [row for row in tested if (row.p_holm or 0) <= ALPHA]
         self.untested = [row for row in self.methods if row not in tested]
-        self.behind = [row for row in shown if gain_of(row) < 0]
-        self.ahead = [row for row in shown if gain_of(row) > 0 and not self.is_within(row.difference)]
+        clear = [row for row in shown if not self.is_within(row.difference)]
+        self.behind, self.ahead = ([row for row in clear if sign * gain_of(row) > 0] for sign in (-1, 1))
         unclear = [row for row in tested if row not in self.ahead and row not in self.behind]
         self.equivalent = [row for row in unclear if self.is_within(row.difference)]
         self.inconclusive = [row for row in unclear if row not in self.equivalent]
@@ -411,6 +416,10 @@ class Verdict:
         if self.candidate is not None and self.reference is not None:
             self.lead = self.candidate.versus(self.reference)
         self.groups = {group: [row.label for row in getattr(self, group)] for group in GROUPS}
+
+    def common(self, row: MethodRow) -> int:
+        """Return the number of seeds that a fine-tuned model has in common with the best baseline."""
+        return self.leads[row.label].n if row.label in self.leads else 0
 
     def corrected(self, leads: Mapping[str, PairedDifference]) -> dict[str, float | None]:
         """Return the p values of leads over a baseline that have enough seeds, those of methods corrected by Holm.

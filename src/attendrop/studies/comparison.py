@@ -15,6 +15,7 @@ from attendrop.runs.run_folder import read_json
 from attendrop.studies import BASELINES, CHEAP
 from attendrop.studies.executor import COMPARED, REFERENCE, check_number_of_runs, data_sha256
 from attendrop.support.files import MINILM, model_sha256
+from attendrop.tasks.class_names import AUTO
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -137,7 +138,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.models and self.config.model not in (MINILM, *self.models):
+        if self.models and AUTO not in self.models and self.config.model not in (MINILM, *self.models):
             raise AttendropError(f"model '{self.config.model}' is not one of models; add it there, or omit it.")
         check_number_of_runs(self.seeds * (len(self.methods) + len(self.baselines)), "The comparison")
 

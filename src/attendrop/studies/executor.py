@@ -558,6 +558,11 @@ class RayRunner(Runner):
         except (OSError, ValueError, RuntimeError) as error:
             raise AttendropError(f"{what} ({first_line(error)}).") from error
         threads = threads_of_worker(max(1, int(share["num_cpus"])))
+        # Machines that find this file share the disk.
+        (folder / RUNS).mkdir(exist_ok=True)
+        handle, mark = tempfile.mkstemp(prefix=".shared-", dir=folder / RUNS)
+        os.close(handle)
+        self._mark = Path(mark)
         # The caller decides what happens to a lost run, so Ray does not try again.
         self._task = ray.remote(max_retries=0, runtime_env={"env_vars": threads}, **share)(run_on_machine)
 
@@ -569,10 +574,11 @@ class RayRunner(Runner):
             with suppress(Exception):  # it would hide what ends this; tasks end with this process in any case
                 ray.cancel(task, force=True)
         ray.shutdown()
+        self._mark.unlink(missing_ok=True)
 
     def submit(self, spec: RunSpec, folder: Path, steps: Path) -> Future[Outcome]:
         """Start a run, as soon as a machine has room for it."""
-        task = self._task.remote(spec, folder.absolute(), steps, os.getcwd())
+        task = self._task.remote(spec, folder.absolute(), steps, os.getcwd(), self._mark.absolute())
         future: Future[Outcome] = task.future()
         self._tasks[future] = task, folder
         return future
@@ -612,15 +618,15 @@ def share_of_run(machines: Sequence[Mapping[str, float]], asked: int = 0) -> tup
     return count, {"num_cpus": num_cpus, "num_gpus": math.floor(100 / math.ceil(count / gpus)) / 100 if gpus else 0}
 
 
-def run_on_machine(spec: RunSpec, folder: Path, steps: Path, current: str) -> Outcome:
+def run_on_machine(spec: RunSpec, folder: Path, steps: Path, current: str, mark: Path) -> Outcome:
     """Perform a run in this process; paths are relative to the folder ``current``, where it exists.
 
-    If this machine does not have the folder of the study, the run takes place in a temporary one, and the outcome has
-    all its ``files``.
+    If this machine does not have the file ``mark``, the folder of the study is on another disk, even if there is one at
+    its path here: the run takes place in a temporary one, and the outcome has all its ``files``.
     """
     with suppress(OSError):
         os.chdir(current)
-    if folder.parent.exists():
+    if mark.exists():
         return perform(spec, folder, steps)
     with tempfile.TemporaryDirectory(prefix="attendrop-", ignore_cleanup_errors=True) as name:
         place = Path(name, folder.name)

@@ -130,7 +130,7 @@ def curve_of(label: str, metric: str, runs: Sequence[Sequence[Mapping[str, Any]]
         )
         told = f"{metric} {signed(risen.value, curve.decimals)} {ends(risen, curve.decimals)}"
         return replace(curve, why_not=f"{found} ({told})")
-    return replace(curve, gains=predict_gains(sizes, scores, of_units, of.rows, best, scale))
+    return replace(curve, gains=predict_gains(sizes, scores, of_units, of.groups or of.rows, best, scale))
 
 
 def predict_gains(
@@ -145,7 +145,7 @@ def predict_gains(
 
     ``sizes`` are numbers of training rows, ``(3,)``, each about twice the one before. The ``scores``, ``(seeds, 3)``,
     are divided among evaluation rows, groups or blocks in ``by_unit``, ``(seeds, 3, units)``; there are ``rows``
-    evaluation rows. ``best`` is the best score, and ``scale`` how far scores of a row may differ.
+    evaluation rows, or groups of them. ``best`` is the best score, and ``scale`` how far scores of a row may differ.
     """
     seen = np.diff(scores, axis=1)  # (seeds, 2)
     of_units = np.diff(by_unit, axis=1)  # (seeds, 2, units)

@@ -84,6 +84,7 @@ class Results:
         overall: Methods over all settings; empty for a single one.
         failed: The runs that failed: their ``folder``, ``error``, method, options and seed.
         notes: What the reader must know of how the results were found.
+        missing: Number of runs of the answer that are there no more.
         encoders: How the encoder of a comparison was chosen; None if it was given.
         curves: What more rows would bring, if a comparison was asked.
     """
@@ -93,6 +94,7 @@ class Results:
     overall: tuple[OverallRow, ...]
     failed: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...]
+    missing: int = 0
     encoders: Screening | None = None
     curves: tuple[LearningCurve, ...] = ()
 
@@ -113,7 +115,8 @@ class Results:
                 told |= found.mean.as_dict("difference") | {"differences": list(found.values), "p": found.p_value}
             overall.append(told)
         answers = {each.name: each.answer.as_dict() for each in self.settings}
-        return {"settings": answers, "overall": overall, "failed": [dict(each) for each in self.failed]}
+        failed = [dict(each) for each in self.failed]
+        return {"settings": answers, "overall": overall, "failed": failed, "notes": list(self.notes)}
 
     def markdown(self) -> str:
         """Return all tables and the failed runs as Markdown."""
@@ -122,7 +125,7 @@ class Results:
         if self.failed:
             listed = (f"- `{Path(each['folder']).name}`: {in_markdown(each['error'])}" for each in self.failed)
             parts.append("## Failed runs\n\n" + "\n".join(listed) + "\n")
-        return "\n".join(parts)
+        return "\n".join([*parts, *(f"{in_markdown(note)}\n" for note in self.notes)])
 
     def lines(self) -> list[str]:
         """Return all tables and the failed runs for a console."""
@@ -132,7 +135,7 @@ class Results:
         lines += self.overall_table()
         if self.failed:
             lines += ["Failed runs:", *(f"{Path(each['folder']).name}: {each['error']}" for each in self.failed)]
-        return lines
+        return [*lines, *self.notes]
 
     def overall_table(self) -> list[str]:
         """Return the table over all settings as Markdown; nothing for a single one."""
@@ -177,6 +180,7 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     failures = {name: failure["error"] for name, failure in read_failures(folder).items()}
     listed = read_json(folder / COMPARED, {"reference": str, "settings": dict})
     groups, failed, notes = dict[str, list[Mapping[str, Any]]](), dict[str, list[Mapping[str, Any]]](), []
+    missing = 0
     if listed is None:
         groups = _grouped(list(runs.values()))
         finished = counted(len(runs), "finished run")
@@ -220,11 +224,15 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
             "number of steps was chosen."
         )
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
+    if overall:
+        notes.append(
+            "Each setting's decision is corrected over its own methods, and the table of all settings over all."
+        )
     of_folders = {each["folder"]: each for own in failed.values() for each in own}
     screened = (read_json(folder / RECORD, {}) or {}).get(ENCODERS)
     encoders = None if screened is None else Screening.from_dict(screened["found"])
     curves = tuple(map(LearningCurve.from_dict, (listed or {}).get("curves", ())))
-    return Results(folder, settings, overall, tuple(of_folders.values()), tuple(notes), encoders, curves)
+    return Results(folder, settings, overall, tuple(of_folders.values()), tuple(notes), missing, encoders, curves)
 
 
 def _grouped(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

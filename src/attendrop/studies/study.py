@@ -111,7 +111,7 @@ def read_study(path: str, *, on_data: Callable[[RunConfig], object] | None = Non
             source = "task" if "task" in options else "train_file"
             if not name:
                 varied.pop(source, None)
-            named = ", ".join([name or Path(options.get(source, "files")).stem, *varied.values()])
+            named = ", ".join([name or Path(options.get(source) or "files").stem, *varied.values()])
             if named in points:
                 twice = "; omit one" if points[named][0] == options else "; give each a 'name'"
                 raise reader.error(f"has two data named {named!r}{twice}.")

@@ -33,6 +33,7 @@ AUTO = "auto"
 # measured with seven (0.007 and 0.006), with ten on one of two (docs/experiments.md, step 6).
 MOST_ROWS_PER_CLASS = 7
 _WORD = rf"(?:[^\W_]|[{MARKS}])+"
+_PICTURES = "\u2190-\u2bff\U0001f000-\U0001faff"  # arrows, signs and emoji
 # Texts of a larger file are sampled: this is how many were measured, and each is read in each linear model's fits.
 MOST_TEXTS = 4000
 
@@ -111,8 +112,8 @@ def check_texts(label_names: str | None, unlabelled: str | None, *of_data: Any) 
 
 
 def same_text(text: str) -> str:
-    """Return a text without differences of case, punctuation, spaces and Unicode forms."""
-    return " ".join(re.findall(_WORD, plain(text))) or plain(text)
+    """Return a text without differences of case, punctuation, spaces and Unicode forms; C++ is not C#."""
+    return " ".join(re.findall(rf"{_WORD}[+#]*|[{_PICTURES}]", plain(text))) or plain(text)
 
 
 def read_label_names(file: str, task_type: TaskType) -> list[tuple[str, Any]]:

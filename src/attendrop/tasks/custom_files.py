@@ -175,7 +175,8 @@ def stream_file(
         label_type = "auto"  # decimal commas are read as in training
     for table in read_chunks(file, size, bad, format=format):
         table = as_meant(table, label_column, meanings, label_type, bad)
-        (table,) = as_iob2([table], text_columns, label_column, label_type, task_type.label_names)
+        if label_type == "tags":
+            (table,) = as_iob2([table], label_column, task_type.label_names)
         table = table.with_absent(with_columns or ()).read(with_columns or (), lambda *_: None, bad)
         table = table.read(text_columns, task_type.read_inputs, bad, INPUTS)
         if label_column is not None:

@@ -150,20 +150,12 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     ]
 
 
-def as_iob2(
-    tables: Sequence[Table],
-    text_columns: Sequence[str],
-    column: str | None,
-    label_type: str,
-    known: Collection[str] = (),
-) -> list[Table]:
-    """Return tables with their tags of words, if labels are such, in IOB2, or IOBES; warn of what is changed.
+def as_iob2(tables: Sequence[Table], column: str | None, known: Collection[str] = ()) -> list[Table]:
+    """Return tables with their tags of words, in a column that they may lack, in IOB2 or IOBES; warn of changes.
 
     ``known`` are the tags of a model, which show that those of few rows mark entities.
     """
-    first = next(iter(tables[0].values(text_columns)), ())
-    of_words = label_type == "tags" or (label_type == "auto" and any(listed(text) is not None for text in first))
-    if column is None or not of_words or not all(column in table.columns for table in tables):
+    if column is None or not all(column in table.columns for table in tables):
         return list(tables)
     written_tags = [
         [[written(tag) for tag in listed(value) or written(value).split()] for value in table.column(column)]
@@ -175,6 +167,10 @@ def as_iob2(
     if len(names) > 1 and not are_entities and (OUTSIDE in names or all(map(str.isdecimal, names))):
         bare = min(name for name in names - {OUTSIDE} if not _READ_TAG.fullmatch(standard.get(name, name)))
         said = f"tags such as {bare!r} do not say where entities begin, as B-PER and I-PER do"
+        if bare in "BIES":
+            said = (
+                f"tags such as {bare!r} have no type; a label map that reads B as B-TERM, and I as I-TERM, gives it one"
+            )
         warnings.warn(f"{tables[0].path}, column {column!r}: {said}: words are scored, and not entities.", stacklevel=2)
     for table, rows in zip(tables, written_tags, strict=True):
         where = f"{table.path}, column {column!r}"

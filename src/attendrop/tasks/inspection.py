@@ -59,6 +59,7 @@ _NAMES = {
     LABEL: r"(gold_?)?(labels?|class(es)?|categor(y|ies)|targets?|tags?|intents?|sentiment|emotion|scores?|ratings?|"
     r"(ner|pos)_tags|topics?|teams?|queue|department|kategorie|klasse|thema|cat[ée]gorie|classe|categor[ií]a|clase|etiqueta|"
     r"accept)",
+    TEXT: r"texts?|sentences?|documents?|reviews?|comments?|messages?|tweets?",
     WORDS: r"tokens?|words?|forms?",
     ID: r"(.*[_ -])?(id|nr|no|number|key|uuid|guid|index)",
     SPLIT: r"(data_?)?(split|subset|fold|partition)",
@@ -114,7 +115,7 @@ def describe(table: Table, name: str) -> Column:
     role = ""
     if distinct < 2:
         role = CONSTANT if rows > 1 else "" if rows else EMPTY
-    elif all(_DATE.fullmatch(value) or _DATE_IN_WORDS.fullmatch(value) for value in counts):
+    elif words <= _LONG_NAME and all(_DATE.fullmatch(value) or _DATE_IN_WORDS.fullmatch(value) for value in counts):
         role = DATE
     elif _named(name, SPLIT) and distinct <= _MANY_CLASSES:
         role = SPLIT
@@ -201,13 +202,14 @@ def _text_columns(table: Table, columns: Mapping[str, Column], label_column: str
     for first in texts:
         second = first[:-1] + {"1": "2", "a": "b", "A": "B"}.get(first[-1:], first[-1:])
         if second != first and second in texts and alike[first[:-1]] == 2:  # more than two may be choices
-            return [(first, second)]
+            return [(first, second), *((name,) for name in texts if name not in (first, second))]
         for one, other in (("premise", "hypothesis"), ("question", "sentence"), ("title", "body"), ("subject", "body")):
             if first.lower() == one and other in lower:
                 return [(first, lower[other])]
-    # The same ones again and again: if there is no other, or they are longer, and no label in other words.
+    # The same ones again and again: if there is no other, or they are longer or named so, and no label in other words.
     longest = max(map(words.__getitem__, texts), default=_LONG_TEXT)
-    again = [name for name in words if words[name] >= longest and columns[name].role in ("", SOURCE)]
+    least = {name: _LONG_TEXT if _named(name, TEXT) else longest for name in words}
+    again = [name for name in words if words[name] >= least[name] and columns[name].role in ("", SOURCE)]
     if texts and label_column is not None and label_column in columns:
         answers = list(map(written, table.column(label_column)))
         again = [name for name in again if not tells_label(table.column(name), answers)]
@@ -293,6 +295,13 @@ def vector_names(table: Table, column: str, meanings: Mapping[str, str]) -> list
     return parts if vectors and right >= _MOST * len(vectors) else []
 
 
+def _marked_names(table: Table, column: str, meanings: Mapping[str, str], label_type: str) -> list[str]:
+    """Return the names of labels that have columns, or places in a vector, of zeros and ones, if any do."""
+    if column not in table.columns:
+        return names if len(names := label_columns(table.columns, column)) > 1 else []
+    return vector_names(table, column, meanings) if label_type in ("auto", "labels") else []
+
+
 def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], label_type: str, bad: BadRows) -> Table:
     """Return the table with its labels, in a column that it may lack, replaced by what they mean.
 
@@ -306,8 +315,7 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
     is_one = len(columns) == 1
     if column is None or (is_one and column not in table.columns):
         return table
-    read_vectors = is_one and label_type in ("auto", "labels")
-    names = vector_names(table, column, meanings) if read_vectors else [] if is_one else columns
+    names = _marked_names(table, column, meanings, label_type)
 
     def marked(*values: Any) -> list[str]:
         found = _vector(values[0]) if is_one else list(map(yes_or_no, values))
@@ -334,9 +342,12 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
         return value
 
     labels = table.column(column)
+    if label_type == "labels":  # names with a comma, as other rows have between semicolons, are one also when alone
+        whole = {name for value in labels for name in label_names(value) if "," in name}
+        labels = [[value] if written(value) in whole else value for value in labels]
     if meanings:
         labels = [meaning(value, label_type == "labels") for value in labels]
-        table = table.with_column(column, labels)
+    table = table.with_column(column, labels)
     if table.delimiter == ";" and label_type in ("auto", "number"):
         texts = [str(value).strip() for value in labels]
         numeric = [text for text in set(texts) if number_form(text.replace(",", ".")) != "text"]
@@ -368,12 +379,14 @@ def read_meanings(
             :func:`check_form`.
     """
     meanings, train = {} if label_map is None else read_label_map(label_map), tables[0]
+    of_words = any(listed(text) is not None for text in next(iter(train.values(text_columns)), ()))
+    kind = "tags" if label_type == "auto" and of_words else label_type
     if label_map is not None and f"{POSITION} 0" not in meanings:
         names = label_columns(train.columns, column)
         values = names if len(names) > 1 else train.column(names[0]) if names else []
         found = {written(value) for value in values if not is_missing(value)}
         found |= {name for value in values for name in label_names(value)} | set(map(class_name, found))
-        found |= {tag for value in values if label_type == "tags" for tag in written(value).split()}
+        found |= {tag for value in values if kind == "tags" for tag in written(value).split()}
         header = read_table(label_map).columns
         if LABEL not in header and header[0] in found:
             raise AttendropError(
@@ -385,7 +398,11 @@ def read_meanings(
                 f"the label map {label_map} has none of the labels of {train.path}, column {column!r}, such as "
                 f"{names_of(sorted(found)[:5])}; correct its column {LABEL!r}, or omit it."
             )
-    tables = [as_meant(table, column, meanings, label_type, bad) for table in tables]
+    tables = [as_meant(table, column, meanings, kind, bad) for table in tables]
+    marked = [] if column is None else _marked_names(train, column, meanings, kind)
+    had = set(chain.from_iterable(tables[0].column(str(column)))) if marked else set()
+    if never := [name for name in marked if meanings.get(name, name) not in had]:
+        warnings.warn(f"{train.path}: no row has {names_of(never)}: the model has no such label.", stacklevel=2)
     if label_type == "auto" and train.delimiter == ";" and column in train.columns:
         pairs = zip(train.column(column), tables[0].column(column), strict=False)
         if read := next((pair for pair in pairs if str(pair[0]).strip().replace(",", ".") == pair[1] != pair[0]), None):
@@ -400,7 +417,7 @@ def read_meanings(
             f"{train.path} has no valid row: all were skipped, the first ({first.place}): {first.reason}."
         )
     check_form(tables[0], text_columns, [] if column is None else [column], label_type, guessed=guessed)
-    return as_iob2(tables, text_columns, column, label_type)
+    return as_iob2(tables, column) if kind == "tags" else tables
 
 
 # What labels are ------------------------------------------------------------------------------------------------------
@@ -422,20 +439,22 @@ def label_type_of(tables: Sequence[Table], text_columns: Sequence[str], column: 
             return "tags", ""
     if holds_spans(train, text_columns, column):
         return "spans", ""
-    first: dict[bool, str] = {}  # where a list or an object is first, and a name or a number
+    mixed: dict[bool, str] = {}  # where a list or an object is first, and a name or a number, in a file with both
     found: dict[str, str] = {}  # where each label is first
     for table in tables:
+        first: dict[bool, str] = {}
         for place, value in zip(table.places, table.column(column), strict=True):
             if (label := written(value)).lower() not in ("", "nan"):
                 first.setdefault(isinstance(parsed(value), list | dict), f"{label[:60]!r} ({table.path}, {place})")
                 found.setdefault(label, f"{label!r} ({table.path}, {place})")
+        mixed = mixed or (first if len(first) > 1 else {})
     several = listed(next(filter(written, values), next((each for each in values if each is not None), None)))
-    if len(first) > 1:
+    if mixed:
         read = all(listed(value) is not None for value in values if isinstance(parsed(value), list | dict))
         both = "--label-type labels, which reads both, or class" if read else "--label-type class"
         unclear = (
-            f"column {column!r}: the labels mix lists or objects, such as {first[True]}, with names, such as "
-            f"{first[False]}; write {_MANY}, in all rows, or set {both} if they are classes."
+            f"column {column!r}: the labels mix lists or objects, such as {mixed[True]}, with names, such as "
+            f"{mixed[False]}; write {_MANY}, in all rows, or set {both} if they are classes."
         )
         return "labels" if read else "class", unclear
     if several is not None:
@@ -707,6 +726,10 @@ class Inspection:
             return [""] * len(self.table)
         one = self.label_type in ("class", "number")
         values = self.table.column(self.label_column)
+        if self.label_type == "labels":  # whose order says nothing
+            return [written(value) and ("; ".join(sorted(label_names(value))) or "none") for value in values]
+        if self.label_type == "tags":
+            return [" ".join(map(written, listed(value) or written(value).split())) for value in values]
         return _classes_or_nothing(values) if one else list(map(written, values))
 
     def as_dict(self) -> dict[str, Any]:

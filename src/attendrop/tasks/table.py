@@ -696,7 +696,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, usual: str) -> I
                     or any(delimiter in each and each.rpartition(delimiter)[2] in often[1] for each in parts[:-1])
                     or any(
                         each.count(delimiter) == len(header) - 1 > 1 and f"{delimiter} " not in each
-                        for each in parts[1:-1]
+                        for each in parts[1:]
                     )
                     for parts in fields
                 ):
@@ -913,7 +913,7 @@ def _rows_in(found: dict[str, Any]) -> Any:
     lists = [each for each in values if isinstance(each, list) and all(isinstance(row, dict) for row in each)]
     if len(lists) == 1 and not any(isinstance(each, str) and " " in each for each in values):
         return lists[0]
-    if all(isinstance(each, dict) and each.keys() == values[0].keys() for each in values):
+    if values and all(isinstance(each, dict) and each.keys() == values[0].keys() for each in values):
         if all(map(str.isdecimal, values[0])):
             return [dict(zip(found, row, strict=True)) for row in zip(*(each.values() for each in values), strict=True)]
         return values if all(map(str.isdecimal, found)) else found
@@ -1003,7 +1003,8 @@ def _read_texts(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
         if _FASTTEXT.match(first[0]) is None:
             filled = [line for line in first if line.strip()]
             words, tabs = {len(line.split()) for line in filled}, {line.count("\t") for line in filled}
-            if 9 < len(filled) < len(first) and len(words) == 1 and words != {1}:
+            tags = {line.split()[-1] for line in filled}  # which repeat
+            if 9 < len(filled) < len(first) and len(words) == 1 and words != {1} and 2 * len(tags) <= len(filled):
                 raise AttendropError(f"{path} has words in its lines, and their tags; name it .conll.")
             if len(filled) > 1 and len(tabs) == 1 and tabs != {0}:
                 raise AttendropError(f"{path} has {counted(tabs.pop(), 'tab')} in each line, as a table; name it .tsv.")

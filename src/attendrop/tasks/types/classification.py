@@ -222,6 +222,10 @@ labels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().
             raise BadValue(f"label {names.index('') + 1} of {written(value)!r} is empty")
         return names
 
+    def read_label(self, value: Any, inputs: Sequence[Any] | None = None) -> list[int]:
+        whole = written(value)  # which may have a comma
+        return self.label_of([whole] if whole in self.label_ids else self.read_names(value))
+
     def label_of(self, names: Sequence[str]) -> list[int]:
         ids = super().label_of(names)
         return [int(number in ids) for number in range(len(self.label_names))]
@@ -295,8 +299,9 @@ class Regression(SequenceType):
     @classmethod
     def from_labels(cls, train: Table, column: str) -> Self:
         """Make the kind; refuse training rows that all have the same number."""
-        if len(found := set(map(written, train.column(column)))) == 1:
-            raise AttendropError(f"{train.path} has only one number, {found.pop()!r}; training needs at least two.")
+        found = list(map(written, train.column(column)))
+        if len({float(name) if number_form(name) in ("whole", "decimal") else name for name in found}) == 1:
+            raise AttendropError(f"{train.path} has only one number, {found[0]!r}; training needs at least two.")
         return cls()
 
     @classmethod

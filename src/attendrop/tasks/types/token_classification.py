@@ -21,7 +21,7 @@ from transformers import BatchEncoding, DataCollatorForTokenClassification, PreT
 from attendrop.attribution.predictions import IGNORED, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.tasks.entities import OUTSIDE, are_entity_tags, read_spans, span_tags, tagged_spans, words_of
-from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text
+from attendrop.tasks.table import INPUTS, BadValue, Table, listed, read_text, written
 from attendrop.tasks.types.base import Answer, Array, Columns, Metric, TaskType, Tokenizer, row_array, truncation
 
 # Entry of a model's configuration whose labels are spans.
@@ -316,8 +316,8 @@ def read_list(value: Any, what: str) -> list[str]:
         found = value.split()  # what is no list with an error in it
     if not found:
         raise BadValue(f"there is no {what}; give a list of {what}s, or {what}s with spaces between them")
-    items = ["" if item is None else str(item) for item in found]
+    items = list(map(written, found))
     for number, item in enumerate(items, start=1):
-        if not item.strip():
+        if not item:
             raise BadValue(f"{what} {number} of {len(items)} is empty")
     return items
