@@ -372,6 +372,8 @@ def test_without_a_file_the_held_out_rows_of_the_run_are_scored(
     found = json.loads(capsys.readouterr().out)
     assert (found["split"], found["score"]) == (split, pytest.approx(metrics[score]))
     assert found["rows"] == metrics["data"]["rows"][split]
+    assert cli.main([*asked, "--label-column", "other"]) == 2
+    assert "label-column is for custom files; omit it for the rows that the run held out." in capsys.readouterr().err
     with (files / "train.csv").open("a") as file:
         file.write("the cat,a dog,yes\n")
     assert cli.main(asked) == 2 and "its held-out rows are no longer known" in capsys.readouterr().err
@@ -384,6 +386,14 @@ def test_a_model_alone_knows_how_many_texts_it_reads(files: Path) -> None:
         (files / "run" / name).unlink()
     with pytest.raises(AttendropError, match="Text 0 has 1 text; the model reads 2 texts together, as a tuple"):
         load(files / "run").predict(["the cat sees a dog"])
+    one = {"text_columns": ("sentence1",), "max_length": 2000}
+    train(tiny.config(files, "one", method="finetune", epochs=1, selection_fraction=0.0, **one))
+    card = (files / "one" / "README.md").read_text(encoding="utf-8")
+    assert "max_length=2000" not in card and "max_length=" in card  # that of the model, which reads no more
+    for name in ("run.json", "metrics.json"):
+        (files / "one" / name).unlink()
+    with pytest.raises(AttendropError, match="Text 0 has 2 texts; the model reads 1 text"):
+        load(files / "one").predict([("the cat", "a dog")])
 
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\tthe cat", "\uff1d1+1"]
@@ -563,7 +573,7 @@ def test_a_model_without_the_files_of_its_run_reads_as_it_was_trained(
     for name in ("run.json", "metrics.json"):
         (files / "run" / name).unlink()
     assert attendrop.load(files / "run").predict(texts, probabilities=True) == whole
-    with pytest.raises(AttendropError, match="No text-columns are given"):
+    with pytest.raises(AttendropError, match="No label-column is given"):
         evaluate(str(files / "run"), Source(file=str(files / "dev.csv")))
     attendrop.load(files / "run").predict([*texts, "xyz"])
     assert "1 of 5 rows have no token that the model knows" in caplog.text

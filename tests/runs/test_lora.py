@@ -81,7 +81,8 @@ def test_only_adapter_and_head_are_trained(folder: Path) -> None:
     saved = load_file(folder / "run" / "adapter_model.safetensors")
     assert metrics["parameters"]["trained"] == sum(tensor.numel() for tensor in saved.values())
     assert metrics["parameters"]["trained"] < metrics["parameters"]["total"] / 2
-    assert metrics["config"]["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.2, "targets": "all-linear"}
+    assert metrics["config"]["lora"] == {"r": 2, "alpha": None, "dropout": 0.2, "targets": "all-linear"}
+    assert settings(folder / "run")["lora_alpha"] == 2  # that of the rank: a run of this file with another has its own
     adapter = {name: tensor for name, tensor in saved.items() if "lora_B" in name}
     assert len(adapter) == 13
     assert all(tensor.any() for tensor in adapter.values())

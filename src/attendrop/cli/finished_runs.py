@@ -354,7 +354,7 @@ def prune(
         rows = counted_rows(speed["rows"], f"rows of {pruned['chosen_on']}", speed["windows"])
         form = "" if pruned["fast"] else "; this family has no fast form here"
         measured = f"({spread}; {rows}, {speed['batch_size']} at a time){form}"
-        lines["speed"] = f"{speed['median']:.2f} times as fast on {metrics['device']} {measured}"
+        lines["speed"] = f"{speed['median']:.2f} times as fast on {speed['device']} {measured}"
     if pruned["chosen"] and pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
     lines["model"] = metrics["output_dir"]

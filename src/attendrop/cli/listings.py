@@ -86,7 +86,7 @@ def doctor(
 
     with ui.messages(quiet=True):
         found = examine(model)
-    untrainable = "not by `attendrop train`: it has no classification head"
+    untrainable = "not by `attendrop train`: transformers has no head of this family for any of its tasks"
     lines = {
         "model": f"{model} ({found['architecture']})",
         "supported": "yes" if found["supported"] else f"no: {found['reason']}",

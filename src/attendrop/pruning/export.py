@@ -92,7 +92,10 @@ def export_onnx(
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     wrapped, inputs, sizes = _prepared(model, GatheredLayout)
-    with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".onnx-") as folder:
+    parent = Path(path).absolute().parent
+    with disk_errors(Path(path)):
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".onnx-") as folder:
         partial = Path(folder) / "model.onnx"
         named: dict[str, Any] = {"input_names": list(wrapped.names), "output_names": ["logits"]}
         with _exporting(model), disk_errors(Path(path)):

@@ -169,8 +169,6 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.alpha is None:
-            object.__setattr__(self, "alpha", float(self.r))
 
 
 # Options of a run -----------------------------------------------------------------------------------------------------
@@ -514,15 +512,15 @@ class RunConfig:
         return found
 
     def read_by(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the options by which a model reads rows, for its configuration; with the columns of several texts."""
+        """Return the options by which a model reads rows, for its configuration; with the columns of its texts."""
         found = {name: value for name, value in self.as_dict().items() if name in READ_BY and value}
-        return found | ({"text_columns": list(texts)} if len(texts) > 1 else {})
+        return found | {"text_columns": list(texts)}
 
 
-def refuse_options_of_files(options: Any, refused: Sequence[str] = OF_FILES) -> None:
-    """Raise AttendropError if an option of files is given, since the data are those of a task."""
+def refuse_options_of_files(options: Any, refused: Sequence[str] = OF_FILES, data: str = "a task") -> None:
+    """Raise AttendropError if an option of files is given, since the data are others."""
     if given := next((name for name in refused if getattr(options, name, None)), None):
-        raise AttendropError(f"{given.replace('_', '-')} is for custom files; omit it for a task.")
+        raise AttendropError(f"{given.replace('_', '-')} is for custom files; omit it for {data}.")
 
 
 # Options of evaluation and prediction ---------------------------------------------------------------------------------

@@ -378,10 +378,14 @@ class RunModel:
         trained = {
             "max_length": self.options.get("max_length"),
             "long_texts": self.options.get("long_texts") or HEAD,
+            "with_columns": tuple(self.options.get("with_columns") or ()),
         }
         if self.accept is None or all(getattr(source, name) in (None, trained[name]) for name in trained):
             return self.accept
-        logger.warning("Which answers to accept is known for the run's max-length and long-texts only: none is marked.")
+        logger.warning(
+            "Which answers to accept is known for the run's max-length, long-texts and with-columns only: none is "
+            "marked."
+        )
         return None
 
     def text_columns(self) -> tuple[str, ...]:
@@ -404,6 +408,7 @@ def load_run(
     options, accept = run_folder.run_options(run_dir), None
     # Without run.json nobody knows whether the model is still the one whose answers were counted, or who wrote metrics.
     if run_folder.read_run(folder) is not None:
+        run_folder.check_keeps_model(run_dir)
         accept = (run_folder.read_metrics(folder) or {}).get("accept")
         options = options | {name: checked(RunConfig, name, options[name]) for name in READ_BY if name in options}
     if accept is not None and not isinstance(accept.get("threshold", ""), float | int | None):
@@ -500,13 +505,13 @@ def _resolved(run_dir: str, run: Mapping[str, Any], without: str, **changed: Any
 # Evaluation and prediction -------------------------------------------------------------------------------------------
 
 
-def _training_rows(run_dir: str, model: RunModel) -> Dataset | None:
+def _training_rows(run_dir: str, model: RunModel, source: Source) -> Dataset | None:
     """Load the rows that the model of a run was trained on; None if no run is known, its data are gone, or changed."""
     if "model" not in model.options:
         return None
     try:
         run = run_folder.read_run(Path(run_dir)) or {}
-        trained = _resolved(run_dir, run, "its training rows are no longer known.")
+        trained = _resolved(run_dir, run, "its training rows are no longer known.", **_moved(model, source))
     except (AttendropError, OSError):
         return None
     held_out_first = trained.config.refit or "baseline" in run
@@ -527,7 +532,9 @@ def evaluate(run_dir: str, source: Source, *, report: bool = False) -> dict[str,
     rows = _open_rows(model, source, "dev")
     outputs, references, loaded = [], [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
-    train = _training_rows(run_dir, model) if report or (source.file and model.options.get("train_file")) else None
+    train = (
+        _training_rows(run_dir, model, source) if report or (source.file and model.options.get("train_file")) else None
+    )
     known = set() if train is None or not source.file else set(metrics.texts_alone(train, rows.task))
     trained_on = 0
     for chunk, encoded, of_chunk in rows.outputs(model, source, labelled=True):
@@ -616,6 +623,8 @@ def predict(
     model = load_run(run_dir, source.task_options)
     rows = _open_rows(model, source, "test")
     accept = model.accept_for(source) if rows.reading is None else None
+    if keep_columns and source.file is None:
+        raise AttendropError("keep-columns is for the columns of a file; omit it for a task.")
     with PredictionWriter(
         output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns,
         escape_formulas=escape_formulas, bad=rows.bad, accept=accept,
@@ -639,6 +648,12 @@ def _check_outputs(run_dir: str, source: Source, *outputs: str) -> None:
         inputs += task_files(task, _data_dir(options, source, task))
     for output in outputs:
         check_output(output, inputs, overwrite=source.overwrite)
+
+
+def _moved(model: RunModel, source: Source) -> dict[str, Any]:
+    """Return the option of the data folder of the run's task, which may be another now; none for files."""
+    task = model.options.get("task")
+    return {} if task is None else {"data_dir": _data_dir(model.options, source, task)}
 
 
 def _data_dir(options: Mapping[str, Any], source: Source, task: str) -> str | None:
@@ -733,7 +748,7 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         if reading is None and asked.label_names != task_type.label_names:
             told = "The model's classes are %s; in this order, they are read as those of %s: %s."
             logger.warning(told, ", ".join(task_type.label_names), task, ", ".join(asked.label_names))
-        refuse_options_of_files(source, ["skip_bad_rows"])
+        refuse_options_of_files(source)
         split = source.split or split
         data = load_task(task, data_dir=_data_dir(model.options, source, task), splits=(split,))
         part = data.splits[split]
@@ -746,17 +761,18 @@ def _open_rows(model: RunModel, source: Source, split: str) -> _Rows:
         unknown_labels = source.unknown_labels or model.options.get("unknown_labels")
         skips = source.skip_bad_rows or (source.file is None and bool(model.options.get("skip_bad_rows")))
         bad = table.BadRows(skip=skips, unknown_labels=unknown_labels)
+        with_columns = model.options.get("with_columns") if source.with_columns is None else source.with_columns
         chunks = stream_file(
             file, text_columns=columns, task_type=model.task_type, label_column=label, label_map=label_map,
-            with_columns=source.with_columns or model.options.get("with_columns"), size=CHUNK_ROWS, bad=bad,
+            with_columns=with_columns, size=CHUNK_ROWS, bad=bad,
             format=(source.input_format or "csv") if file == table.STDIN else None,
         )  # fmt: skip
         rows = _Rows(files_task(columns, model.task_type), split, file, chunks, bad=bad)
     elif split == "dev" and "model" in model.options:
+        refuse_options_of_files(source, data="the rows that the run held out")
         lost = "its held-out rows are no longer known; give --eval-file."
-        of_task = model.options.get("task")
-        moved = {} if of_task is None else {"data_dir": _data_dir(model.options, source, of_task)}
-        run = _resolved(model.folder, run_folder.read_run(Path(model.folder)) or {}, lost, **moved)
+        options = run_folder.read_run(Path(model.folder)) or {}
+        run = _resolved(model.folder, options, lost, **_moved(model, source))
         part = run.parts.report.get("dev")
         if part is None and not run.config.refit:
             split, part = "selection", run.parts.selection

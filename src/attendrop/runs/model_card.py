@@ -65,15 +65,16 @@ def model_card(metrics: Mapping[str, Any], task_type: TaskType, *, stock: bool =
         )
     protocol += SCORED_ONCE if scored_once(metrics) else ""
     protocol += _REWARDED[metrics["data"]["rewarded_on"]].format(**rows)
+    length = metrics["data"].get("report", {}).get("max_length", config["max_length"])  # at most what the model reads
     loading = "With transformers alone" + ("" if stock else ", and the modelling file beside the weights")
     if adapter:
         loading = "The files are an adapter of PEFT, which `attendrop.load` merges into its model"
     if config.get("with_columns"):
         loading += "; texts begin as above"
     if config.get("long_texts") not in (None, HEAD):
-        loading += f"; texts over {config['max_length']} tokens are cut here, as they were not in training"
+        loading += f"; texts over {length} tokens are cut here, as they were not in training"
     texts, trusted = len(metrics["data"]["text_columns"]), "" if stock else ", trust_remote_code=True"
-    usage = usage_of(task_type, texts, config["max_length"], stock=not adapter, options=trusted)
+    usage = usage_of(task_type, texts, length, stock=not adapter, options=trusted)
     loading = f"{_predicting(metrics, task_type)}\n\n{loading}:\n\n```python\n{usage}\n```"
     if adapter and task_type.peft_task_type is not None:
         name = f"AutoPeft{task_type.auto_class.removeprefix('Auto')}"

@@ -31,7 +31,7 @@ from attendrop.runs.config import LoraOptions
 from attendrop.runs.run_folder import check_whole, is_baseline
 from attendrop.support.files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.support.models import freeze_unsaved
-from attendrop.tasks.base import Task, task_type_of_model
+from attendrop.tasks.base import TASK_TYPES, Task, task_type_of_model
 from attendrop.tasks.table import plain
 from attendrop.tasks.tokenization import fit_tokenizer
 from attendrop.tasks.types import model_classes
@@ -209,7 +209,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], task_type: TaskTyp
             config = peft.LoraConfig(
                 task_type=task_type.peft_task_type,
                 r=options.r,
-                lora_alpha=options.alpha,
+                lora_alpha=options.r if options.alpha is None else options.alpha,
                 lora_dropout=options.dropout,
                 target_modules=targets if targets in (None, "all-linear") else targets.split(","),
                 modules_to_save=[*heads, *sorted(each for each in modules if each.partition(".")[0] not in heads)],
@@ -249,12 +249,11 @@ def examine(name: str) -> dict[str, Any]:
     """Build a model from its configuration alone, without weights, and look for its attention layers.
 
     Returns ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
-    classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``: the
+    a kind of task), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``: the
     names of layers that the example input (text alone, one image, a sound) does not reach.
     """
     config, attention_layers = load_config(name), list[AttentionLayer]()
     not_run, reason = [], None
-    classifiers = (getattr(modeling_auto, f"MODEL_FOR_{of}_CLASSIFICATION_MAPPING") for of in ("SEQUENCE", "IMAGE"))
     try:
         model, attention_layers = _traced(config)
         ran = {layer.name.partition("#")[0] for layer in attention_layers}
@@ -266,7 +265,7 @@ def examine(name: str) -> dict[str, Any]:
         "architecture": config.model_type,
         "supported": reason is None,
         "reason": reason,
-        "trainable": any(type(config) in mapping for mapping in classifiers),
+        "trainable": any(each.class_name(config) is not None for each in TASK_TYPES),
         "sites": [asdict(layer) for layer in attention_layers],
         "not_run": not_run,
     }

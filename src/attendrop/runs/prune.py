@@ -192,7 +192,7 @@ def _pruned(
         texts, batches = len(texts_of(timed)), _batches(run, timed.remove_columns("labels"), _TIMED_ROWS)
         logger.info("Measuring the speed on %s.", counted_rows(texts, f"rows of {chosen_on}", len(timed)))
         speed = measure_speed(lambda batch: run.model(**batch), lambda batch: light(**batch), batches)
-        speed |= {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS}
+        speed |= {"rows": texts, "windows": len(timed), "batch_size": _TIMED_ROWS, "device": str(run.model.device)}
     scores = {name: change_of_score(run, name, before[name], after[name]) for name in after}
     if not light.layers:
         scores = {name: found | {"difference": None} for name, found in scores.items()}

@@ -204,7 +204,7 @@ def check_source(run_dir: str, source: Source, *, labelled: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reading the whole file warns
         table = next(read_chunks(str(source.file), CHUNK_ROWS, BadRows(skip=source.skip_bad_rows)), None)
-        others = source.with_columns or options.get("with_columns") or ()
+        others = (options.get("with_columns") if source.with_columns is None else source.with_columns) or ()
         table = table and table.with_absent(others)
     if table is not None:
         for name in (*columns, *others, *(() if label is None else label_columns(table.columns, label))):

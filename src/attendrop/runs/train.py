@@ -223,11 +223,13 @@ def fit(
         head_init = begun.get("head_init")
     else:
         if begun:
-            logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
+            logger.info("There is no complete checkpoint in %s: this training starts over.", checkpoints)
         run.method.prepare(loaded.model, config.seed)
         rows = run.parts.train
         groups = splits.given_groups(rows) if splits.GROUP in rows.column_names else None
         head_init = init_head(loaded, task.type, encoded, config, groups)
+        if head_init is None and encoded.unlabelled is not None:
+            logger.warning("The unlabelled texts are not used: the head does not start from a linear model.")
     if config.adapter is not None:
         loaded = loaded._replace(model=add_adapter(loaded.model, loaded.new, task.type, config.adapter))
 

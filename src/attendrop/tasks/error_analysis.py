@@ -226,6 +226,8 @@ def choose_threshold(
         limit = float(beta.ppf(ALPHA, accuracy * worth, (1 - accuracy) * worth + 1)) if accuracy else 0.0
         if limit < wanted:
             break
+        # A little below the row's, since the last digits of confidences differ between machines and batches.
+        threshold -= min(1e-6, float(threshold - confidence[~accepted].max(initial=-1.0)) / 2)
         found |= {"threshold": threshold, "accepted": int(sizes.sum()), "right": int(hits.sum()), "at_least": limit}
     return found
 
