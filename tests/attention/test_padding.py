@@ -9,8 +9,9 @@ from helpers import zoo
 from helpers.checkpointing import checkpoint_activations
 from helpers.training import ALWAYS, trainer_of, weights
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertForQuestionAnswering
 
-from attendrop import AttendOut, AttendropError, Compose, HiddenCut, RDrop, SuperT
+from attendrop import AttendOut, AttendropError, Compose, HiddenCut, RDrop, RegularizedTrainer, SuperT
 from attendrop.attention import padding
 from attendrop.attention.padding import leave_out_padding
 from attendrop.methods.core.base import Method
@@ -70,6 +71,21 @@ def test_padding_is_computed_where_the_head_reads_it() -> None:
     assert leave_out_padding(model)._replaced
     model.bert.pooler.forward = lambda hidden: hidden.mean(1)  # also of padding
     assert not leave_out_padding(copy.deepcopy(model))._replaced
+    zeros, hidden = zoo.build("bert"), zoo.build("bert")
+    torch.nn.init.zeros_(zeros.classifier.weight)  # whatever it reads, nothing shows it yet
+    hidden.config.output_hidden_states = True
+    answers = BertForQuestionAnswering(hidden.config)  # of which the softmax is over all positions
+    for other in (zeros, hidden, answers, zoo.build("bert-tokens"), zoo.build("llama")):
+        assert not leave_out_padding(other)._replaced
+
+
+def test_padding_is_computed_for_a_loss_of_one_s_own(tmp_path: Path) -> None:
+    class OfHiddenStates(RegularizedTrainer):
+        def compute_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], **_: object) -> torch.Tensor:
+            assert all("forward" not in vars(module) for module in model.bert.modules())
+            return model(**inputs, output_hidden_states=True).hidden_states[-1].mean()
+
+    trainer_of(tmp_path, None, kind=OfHiddenStates, num_train_epochs=1).train()
 
 
 def test_an_error_of_the_trial_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """Training without padding: linear layers multiply only the tokens of a batch that are not padding.
 
 In batches of 16 random rows, 30 to 60 % of the tokens are padding, and on a CPU nearly all of the time is spent in
-linear layers. No other token reads padding, so the loss and the gradients are the same up to rounding; so are random
-numbers, since dropout sees tensors of the same shape. A GPU waits for kernels to be launched, of which this needs more.
+linear layers. A model that answers with one vector a row reads no padding behind it, so the loss and the gradients are
+the same up to rounding; so are random numbers, since dropout sees tensors of the same shape. Losses of tokens may read
+padding: with padding on the left, the last of it predicts the first word. A GPU waits for kernels to be launched, of
+which this needs more.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,14 +32,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Tokens:
-    """The tokens of the batch that passes the model, which its mask tells: ``None`` where there is no padding."""
+    """The tokens of the batch that passes the model, which its mask tells; ``None`` where none is left out."""
 
     shape: torch.Size | None = None
     valid: Tensor | None = None  # their indices among all tokens of the batch
 
     def set(self, mask: Any) -> None:
         self.shape = self.valid = None
-        if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all():
+        # With padding on the left, a head may read the first position, and a recurrent layer begins with it.
+        if isinstance(mask, Tensor) and mask.ndim == 2 and mask[:, 0].all() and not mask.all():
             self.shape, self.valid = mask.shape, mask.flatten().nonzero().flatten()
 
     def forward_of(self, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -57,8 +61,9 @@ def leave_out_padding(model: nn.Module) -> ModuleHooks:
     """Let the linear layers of a model on a CPU leave out padding until the hooks that are returned are closed.
 
     Layers are those that read one vector of each token. They stay as they are in a model that is compiled, recomputes
-    activations, or has an encoder and a decoder; and where the outputs of two example rows change, since some models
-    read padding, by convolution, or where these are no input of the model. Copies of the model compute padding.
+    activations, has an encoder and a decoder, or returns vectors of tokens; and where the outputs of example rows
+    change, since some models read padding, by convolution, or do not tell the rows apart, as a head of zeros, or where
+    such rows are no input of the model. Copies of the model compute padding. The loss must be one of the outputs.
     """
     hooks, inner = ModuleHooks(), transformers_model(model)
     if not isinstance(inner, PreTrainedModel) or inner.main_input_name != "input_ids" or is_compiled(model):
@@ -90,19 +95,26 @@ def _replace_layers(model: PreTrainedModel, hooks: ModuleHooks) -> bool:
     for module in wide:
         hooks.before(module, lambda layer, inputs: seen.setdefault(layer, set()).add(inputs[0].shape[:-1]))
     with evaluating(model), forked_rng(model), torch.no_grad():
-        whole = _outputs(model(**batch), mask)
+        whole = _outputs(model(**batch))
         hooks.close()
+        if any(_of_tokens(each, mask, model.config.num_labels) or torch.allclose(each[0], each[1]) for each in whole):
+            return False
         layers = [layer for layer, shapes in seen.items() if shapes == {mask.shape}]
         hooks.replace_forward(base, {layer: tokens.forward_of(layer) for layer in layers})
         hooks.before(base, lambda _, __, given: tokens.set(given.get("attention_mask")), with_kwargs=True)
         hooks.after(base, lambda *_: tokens.set(None), always_call=True)
-        found = _outputs(model(**batch), mask)
+        found = _outputs(model(**batch))
     same = [torch.allclose(one, other, _ROUNDING, _ROUNDING) for one, other in zip(found, whole, strict=True)]
     return all(same) and bool(layers and same)
 
 
-def _outputs(outputs: Any, mask: Tensor) -> list[Tensor]:
-    """List the tensors that a model returns, without those of padding."""
+def _outputs(outputs: Any) -> list[Tensor]:
+    """List the tensors that a model returns, also those in tuples, such as all hidden states."""
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return [value[mask > 0] if value.shape[:2] == mask.shape else value for value in tensors]
+    nested = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
+    return [value for value in nested if isinstance(value, Tensor)]
+
+
+def _of_tokens(output: Tensor, mask: Tensor, labels: int | None) -> bool:
+    """Whether an output has a value, or a vector, of each token."""
+    return output.ndim > 2 or (output.shape == mask.shape and output.shape[1] != labels)

@@ -515,7 +515,8 @@ class SecondModel:
         frozen = [parameter for parameter in self.first.parameters() if not parameter.requires_grad]
         self.model: nn.Module = plain_copy(self.first, shared=() if elsewhere else frozen)
         self.model.to(there)
-        leave_out_padding(self.model)
+        if training.leaves_out_padding:
+            leave_out_padding(self.model)
         self.device = next(self.model.parameters()).device
         self.pairs: list[Pair] = list(zip(self.first.parameters(), self.model.parameters(), strict=True))
         counterpart: dict[Any, nn.Parameter] = dict(self.pairs)

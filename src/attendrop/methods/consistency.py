@@ -166,6 +166,11 @@ def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
     from transformers.utils.generic import ModelOutput
 
     rows = number_of_rows(batch)
+    for name, value in batch.items():
+        if name.startswith("pixel_values") and isinstance(value, Tensor) and len(value) != rows:
+            raise AttendropError(
+                f"'{name}' has the images of all rows in one, so that no row can be repeated, as by R-Drop."
+            )
 
     def repeated(value: Any) -> Any:
         if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows:

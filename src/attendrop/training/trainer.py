@@ -67,7 +67,8 @@ class RegularizedTrainer(Trainer):
       mean over the whole batch. The stock trainer multiplies it by the number of micro-batches, and such a loss of an
       evaluation by the number of processes.
     - Parameters that the model's class leaves out of its files, Marian's computed positions, are not trained.
-    - On a CPU, linear layers leave out padding: the same steps up to rounding, in less time.
+    - On a CPU, linear layers of models that answer with one vector a row leave out padding: the same steps up to
+      rounding, in less time.
 
     Args:
         *args: As for ``transformers.Trainer``.
@@ -231,6 +232,7 @@ class RegularizedTrainer(Trainer):
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
         name = name.removeprefix(next((f"{each}_" for each in sets if name.startswith(f"{each}_")), ""))
         scores = self.compute_reward_metrics is not None and name not in ("", "loss")
+        run = self.model_wrapped if is_compiled(self.model_wrapped) else None
         training = TrainingContext(
             model=self.accelerator.unwrap_model(self.model),
             evaluate=trainer_loss.evaluate,
@@ -243,11 +245,13 @@ class RegularizedTrainer(Trainer):
             reward_data=None if self.regularizer.rewarded_on() is None else self.labelled(self.reward_dataset),
             train_data=self.labelled(self.train_dataset),
             metric=partial(self._metric, name) if scores else None,
+            # A loss of one's own may read hidden states at padding.
+            leaves_out_padding=run is None and getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss,
             **tokens_of(self.processing_class),
         )
-        run = self.model_wrapped if is_compiled(self.model_wrapped) else None
         self._regularization = Regularization(training, self.regularizer, run)
-        self._padding = leave_out_padding(training.model)
+        if training.leaves_out_padding:
+            self._padding = leave_out_padding(training.model)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             state, checkpoint = self._resumed

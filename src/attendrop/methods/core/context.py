@@ -96,6 +96,7 @@ class TrainingContext:
         special_tokens: Ids of tokens that are never masked.
         act_on_second_model: Applies the other methods of a composition to a second model that this method trains.
             Returns a function to call before each step of its optimizer.
+        leaves_out_padding: Whether linear layers may leave out padding on a CPU.
         on_rewind: Functions to call when a method starts again from the initial weights; a state that keeps a record of
             the weights adds one that discards it.
     """
@@ -113,6 +114,7 @@ class TrainingContext:
     metric: Callable[[Tensor, Batch], float] | None = None
     mask_token: int | None = None
     special_tokens: tuple[int, ...] = ()
+    leaves_out_padding: bool = False
     act_on_second_model: Callable[[nn.Module], Callable[[], None]] = lambda model: lambda: None
     on_rewind: list[Callable[[], None]] = field(default_factory=list)
 
