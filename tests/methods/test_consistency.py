@@ -14,7 +14,7 @@ from helpers.training import Gradients, trainer_of
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import SCAL, ADDrop, Compose, HiddenCut, RDrop, regularize
+from attendrop import SCAL, ADDrop, AttendropError, Compose, HiddenCut, RDrop, regularize
 from attendrop.methods import consistency
 from attendrop.randomness.keyed_random import SampleKey, uniform
 
@@ -273,3 +273,8 @@ def test_sequences_without_a_label_are_of_no_common_class() -> None:
     found = consistency.classes(model, outputs, batch)
     assert found is not None and found.tolist() == [1, -2, 1, -4]
     assert consistency.classes(model, outputs, batch | {"labels": torch.ones(4, 3) / 3}) is None  # probabilities
+
+
+def test_rows_whose_images_are_in_one_tensor_are_not_repeated() -> None:
+    with pytest.raises(AttendropError, match="'pixel_values' has the images of all rows in one"):
+        consistency.repeat_rows({"input_ids": torch.zeros(2, 4), "pixel_values": torch.zeros(64, 8)}, 2)
