@@ -34,12 +34,13 @@ def test_products_are_those_of_the_tokens_that_are_no_padding() -> None:
     hooks = leave_out_padding(model)
     flops["left out"] = products(model, batch)
     flops["of a copy"] = products(copy.deepcopy(model), batch)
+    flops["on the left"] = products(model, batch | {"attention_mask": batch["attention_mask"].flip(1)})
     hooks.close()
     flops["closed"] = products(model, batch)
     share = batch["attention_mask"].float().mean().item()
     assert share < 0.9
     assert flops["left out"] / flops["whole"] == pytest.approx(share, abs=0.05)
-    assert flops["of a copy"] == flops["closed"] == flops["whole"]
+    assert flops["of a copy"] == flops["on the left"] == flops["closed"] == flops["whole"]
 
 
 @pytest.mark.parametrize(
