@@ -115,7 +115,7 @@ def describe(table: Table, name: str) -> Column:
     role = ""
     if distinct < 2:
         role = CONSTANT if rows > 1 else "" if rows else EMPTY
-    elif words <= _LONG_NAME and all(_DATE.fullmatch(value) or _DATE_IN_WORDS.fullmatch(value) for value in counts):
+    elif all((words <= _LONG_NAME and _DATE.fullmatch(value)) or _DATE_IN_WORDS.fullmatch(value) for value in counts):
         role = DATE
     elif _named(name, SPLIT) and distinct <= _MANY_CLASSES:
         role = SPLIT
@@ -347,7 +347,8 @@ def as_meant(table: Table, column: str | None, meanings: Mapping[str, str], labe
         labels = [[value] if written(value) in whole else value for value in labels]
     if meanings:
         labels = [meaning(value, label_type == "labels") for value in labels]
-    table = table.with_column(column, labels)
+    if meanings or label_type == "labels":
+        table = table.with_column(column, labels)
     if table.delimiter == ";" and label_type in ("auto", "number"):
         texts = [str(value).strip() for value in labels]
         numeric = [text for text in set(texts) if number_form(text.replace(",", ".")) != "text"]
