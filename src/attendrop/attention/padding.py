@@ -97,8 +97,10 @@ def _replace_layers(model: PreTrainedModel, hooks: ModuleHooks) -> bool:
     with evaluating(model), forked_rng(model), torch.no_grad():
         whole = _outputs(model(**batch))
         hooks.close()
-        if any(_of_tokens(each, mask, model.config.num_labels) or torch.allclose(each[0], each[1]) for each in whole):
-            return False
+        for each in whole:
+            of_tokens = each.ndim > 2 or (each.shape == mask.shape and each.shape[1] != model.config.num_labels)
+            if of_tokens or torch.allclose(each[0], each[1]):
+                return False
         layers = [layer for layer, shapes in seen.items() if shapes == {mask.shape}]
         hooks.replace_forward(base, {layer: tokens.forward_of(layer) for layer in layers})
         hooks.before(base, lambda _, __, given: tokens.set(given.get("attention_mask")), with_kwargs=True)
@@ -113,8 +115,3 @@ def _outputs(outputs: Any) -> list[Tensor]:
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     nested = chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in values)
     return [value for value in nested if isinstance(value, Tensor)]
-
-
-def _of_tokens(output: Tensor, mask: Tensor, labels: int | None) -> bool:
-    """Whether an output has a value, or a vector, of each token."""
-    return output.ndim > 2 or (output.shape == mask.shape and output.shape[1] != labels)

@@ -161,7 +161,8 @@ class RDrop(Method):
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
     """Repeat each row of a batch, with adjacent copies: in tensors, lists, and the outputs of an encoder.
 
-    The number of items by which the model divides its loss, if the batch has one, is that of all copies.
+    The number of items by which the model divides its loss, if the batch has one, is that of all copies. Raises
+    AttendropError for images that are packed into one tensor.
     """
     from transformers.utils.generic import ModelOutput
 
