@@ -307,7 +307,7 @@ RULES: tuple[tuple[str, Callable[[Any], Any], Callable[[Any], tuple[MethodRow | 
     # Fine-tuned models against the best baseline.
     ("few seeds", lambda f: f.base and f.gap.n < MIN_SEEDS, lambda f: (None, f.leader, f.base), _FEW),
     ("no row scores", lambda f: f.base and f.gap.p_value is None, lambda f: (None, f.leader, f.base), _NO_ROWS),
-    ("few seeds", lambda f: f.base and f.over and f.best_tuned in f.ahead and f.common(f.best_tuned) < MIN_SEEDS,
+    ("few seeds", lambda f: f.base and f.over and f.best_tuned in f.ahead and f.best_tuned.label not in f.p_values,
      lambda f: (None, f.best_tuned, f.base), _FEW),
     ("others not ahead", lambda f: f.base and f.over and f.best_tuned not in f.over,
      lambda f: (f.best_over, f.best_over, f.base),
@@ -416,10 +416,6 @@ class Verdict:
         if self.candidate is not None and self.reference is not None:
             self.lead = self.candidate.versus(self.reference)
         self.groups = {group: [row.label for row in getattr(self, group)] for group in GROUPS}
-
-    def common(self, row: MethodRow) -> int:
-        """Return the number of seeds that a fine-tuned model has in common with the best baseline."""
-        return self.leads[row.label].n if row.label in self.leads else 0
 
     def corrected(self, leads: Mapping[str, PairedDifference]) -> dict[str, float | None]:
         """Return the p values of leads over a baseline that have enough seeds, those of methods corrected by Holm.
